@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The C kernels of the server module, called from Python.
+
+The same sources are compiled into both, so that a noise scale computed here
+belongs to the very step-size function that the server runs.  What the kernels
+do with rows is in replay.py.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pg_dpml._kernels import ffi as _untyped_ffi
+from pg_dpml._kernels import lib as _untyped_lib
+
+__all__ = ["Loss", "Noise", "Schedule", "Sensitivity", "sensitivity"]
+
+FloatArray = npt.NDArray[np.float64]
+
+# The compiled module has no types.
+ffi: Any = _untyped_ffi
+lib: Any = _untyped_lib
+
+_MAX_COUNT = 2**62
+_MAX_BATCH = 2**31 - 1
+
+_LOSSES = {
+    "logistic": lib.DPML_LOGISTIC,
+    "huber_svm": lib.DPML_HUBER_SVM,
+    "squared": lib.DPML_SQUARED,
+    "softmax": lib.DPML_SOFTMAX,
+}
+_SCHEDULES = {
+    "constant": lib.DPML_CONSTANT,
+    "decreasing": lib.DPML_DECREASING,
+    "sqrt_decreasing": lib.DPML_SQRT_DECREASING,
+    "strongly_convex": lib.DPML_STRONGLY_CONVEX,
+    "inverse_sqrt": lib.DPML_INVERSE_SQRT,
+}
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse a bad argument."""
+    if not condition:
+        raise ValueError(message)
+
+
+def pointer(array: npt.NDArray[Any], kind: str = "double") -> Any:
+    """View of an array for C; it keeps the array alive."""
+    return ffi.from_buffer(f"{kind}[]", array)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss phi(u, y) of a linear score u.
+
+    Parameters
+    ----------
+    kind : str
+        One of logistic, huber_svm (y is -1 or +1), squared (y is a number),
+        softmax (y is a class index).
+    n_classes : int
+        K, at least 2 for softmax; with logistic and huber_svm K > 1 means one
+        loss a class against all others; 1 for squared.
+    huber_h : float
+        Half width of the Huber SVM's bend, in (0, inf).
+    clip : float
+        Bound on the derivative in one score, in (0, inf]; inf for softmax.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Losses".
+    """
+
+    kind: str
+    n_classes: int = 1
+    huber_h: float = 0.1
+    clip: float = math.inf
+
+    def __post_init__(self) -> None:
+        softmax = self.kind == "softmax"
+        require(self.kind in _LOSSES, f"loss must be one of {', '.join(_LOSSES)}, not {self.kind!r}")
+        require(
+            (2 if softmax else 1) <= self.n_classes <= (1 if self.kind == "squared" else _MAX_BATCH),
+            "n_classes must be at least 2 for softmax and 1 for squared",
+        )
+        require(0.0 < self.huber_h < math.inf, "huber_h must be in (0, inf)")
+        require(self.clip > 0.0, "clip must be in (0, inf]")
+        require(not softmax or self.clip == math.inf, "the softmax loss has no clip")
+
+    @property
+    def lipschitz(self) -> float:
+        """Bound on the norm of one row's gradient, for a row of norm at most 1."""
+        return float(lib.dpml_loss_lipschitz(self._c()))
+
+    @property
+    def smoothness(self) -> float:
+        """Bound on the norm of one row's Hessian, for a row of norm at most 1."""
+        return float(lib.dpml_loss_smoothness(self._c()))
+
+    def value(self, u: float, y: float) -> float:
+        """phi(u, y); not for softmax."""
+        require(self.kind != "softmax", "the softmax loss has no single score")
+        return float(lib.dpml_loss_value(self._c(), u, y))
+
+    def derivative(self, u: float, y: float) -> float:
+        """Derivative of phi(u, y) in u; not for softmax."""
+        require(self.kind != "softmax", "the softmax loss has no single score")
+        return float(lib.dpml_loss_derivative(self._c(), u, y))
+
+    def _c(self) -> Any:
+        return ffi.new("DpmlLoss *", self.c_fields())
+
+    def c_fields(self) -> dict[str, float]:
+        """Members of the C struct."""
+        return {
+            "kind": _LOSSES[self.kind],
+            "n_classes": self.n_classes,
+            "huber_h": self.huber_h,
+            "clip": self.clip,
+        }
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Step sizes eta_t for t = 1, 2, ...
+
+    Parameters
+    ----------
+    kind : str
+        constant (step_size), decreasing (2 max_step / (t + offset)),
+        sqrt_decreasing (2 max_step / (sqrt t + offset)),
+        strongly_convex (1 / (lambda t)) or inverse_sqrt (step_size / sqrt t).
+    step_size : float
+        In (0, inf) where the kind uses it.
+    offset : float
+        In [0, inf), for the two decreasing kinds.
+    lambda_ : float
+        The L2 regulariser, in (0, inf) for strongly_convex.
+    max_step : float
+        Cap of every step, in (0, inf]: 1 / (smoothness + lambda).
+
+    Notes
+    -----
+    Source: privacy/README.md, "Schedules".
+    """
+
+    kind: str
+    step_size: float = 0.0
+    offset: float = 0.0
+    lambda_: float = 0.0
+    max_step: float = math.inf
+
+    def __post_init__(self) -> None:
+        decreasing = self.kind in ("decreasing", "sqrt_decreasing")
+        require(
+            self.kind in _SCHEDULES, f"schedule must be one of {', '.join(_SCHEDULES)}, not {self.kind!r}"
+        )
+        require(
+            self.kind not in ("constant", "inverse_sqrt") or 0.0 < self.step_size < math.inf,
+            "step_size must be in (0, inf)",
+        )
+        require(0.0 <= self.offset < math.inf, "offset must be in [0, inf)")
+        require(
+            self.kind != "strongly_convex" or 0.0 < self.lambda_ < math.inf,
+            "a strongly convex schedule needs lambda in (0, inf)",
+        )
+        require(
+            0.0 < self.max_step <= (math.inf if not decreasing else 1e300),
+            "max_step must be in (0, inf], and finite for the decreasing schedules",
+        )
+
+    def step(self, t: int) -> float:
+        """eta_t, for t >= 1."""
+        require(1 <= t <= _MAX_COUNT, "t must be at least 1")
+        return float(lib.dpml_schedule_step(ffi.new("DpmlSchedule *", self.c_fields()), t))
+
+    def c_fields(self) -> dict[str, float]:
+        """Members of the C struct."""
+        return {
+            "kind": _SCHEDULES[self.kind],
+            "step_size": self.step_size,
+            "offset": self.offset,
+            "lambda": self.lambda_,
+            "max_step": self.max_step,
+        }
+
+
+class Sensitivity(NamedTuple):
+    """What a run's noise is calibrated for."""
+
+    sensitivity: float
+    """L2 sensitivity of the released weights, rounded up."""
+    step_sum: float
+    """Sum of all step sizes."""
+    step_max: float
+    """Largest step size."""
+    steps: int
+    """Number of steps, passes times batches a pass."""
+
+
+def sensitivity(
+    *,
+    schedule: Schedule,
+    smoothness: float,
+    lambda_: float,
+    gradient_change: float,
+    n_rows: int,
+    passes: int,
+    batch_size: int,
+    average_from: int = 0,
+    fresh_order: bool = False,
+) -> Sensitivity:
+    """L2 sensitivity of a whole bolt-on run.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    smoothness : float
+        beta of the data loss, in [0, inf).
+    lambda_ : float
+        L2 regulariser, in [0, inf).
+    gradient_change : float
+        D, how far one unit can move a gradient sum, in [0, inf): it carries the
+        neighbouring relation.
+    n_rows : int
+        n >= 0, public.
+    passes, batch_size : int
+        At least 1.
+    average_from : int
+        First step whose iterate enters the released average; 0 releases the last.
+    fresh_order : bool
+        A new order every pass instead of one for all.
+
+    Returns
+    -------
+    Sensitivity
+
+    Raises
+    ------
+    ValueError
+        A number outside its domain, or a step above 2 / (smoothness + lambda).
+
+    Notes
+    -----
+    Source: privacy/README.md, "Sensitivity of any schedule".
+    """
+    require(0 <= n_rows <= _MAX_COUNT, "n_rows must be at least 0")
+    require(1 <= passes <= _MAX_COUNT, "passes must be at least 1")
+    require(1 <= batch_size <= _MAX_BATCH, "batch_size must be at least 1")
+    require(0 <= average_from <= _MAX_COUNT, "average_from must be at least 0")
+    run = ffi.new(
+        "DpmlRun *",
+        {
+            "schedule": schedule.c_fields(),
+            "smoothness": smoothness,
+            "lambda": lambda_,
+            "gradient_change": gradient_change,
+            "n_rows": n_rows,
+            "passes": passes,
+            "average_from": average_from,
+            "batch_size": batch_size,
+            "fresh_order": fresh_order,
+        },
+    )
+    workspace = np.empty(lib.dpml_sensitivity_workspace(run))
+    result = ffi.new("DpmlSensitivity *")
+    if lib.dpml_sensitivity(run, pointer(workspace), result) != lib.DPML_OK:
+        raise ValueError(
+            "the run is outside the domain of its sensitivity bound: smoothness, lambda and gradient_change "
+            "must be finite and >= 0, average_from at most the number of steps, "
+            "and no step above 2 / (smoothness + lambda)"
+        )
+    return Sensitivity(result.sensitivity, result.step_sum, result.step_max, result.steps)
+
+
+class Noise:
+    """Cryptographic noise, keyed by the operating system.
+
+    Parameters
+    ----------
+    key : bytes, optional
+        32 bytes; for tests of the samplers only, never where a result is released.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Randomness".
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        if key is None:
+            key = secrets.token_bytes(32)
+        require(len(key) == 32, "key must have 32 bytes")
+        self._rng = ffi.new("DpmlRng *")
+        lib.dpml_rng_start(self._rng, key)
+
+    def uniform(self) -> float:
+        """One number in (0, 1), an odd multiple of 2^-53."""
+        return float(lib.dpml_rng_uniform(self._rng))
+
+    def gaussian(self, n: int, stddev: float) -> FloatArray:
+        """Independent normals, ndarray of shape (n,)."""
+        out = np.empty(n)
+        lib.dpml_noise_gaussian(self._rng, n, stddev, pointer(out))
+        return out
+
+    def gamma(self, shape: float) -> float:
+        """One Gamma variable of scale 1; shape in [1, inf)."""
+        require(1.0 <= shape < math.inf, "shape must be in [1, inf)")
+        return float(lib.dpml_noise_gamma(self._rng, shape))
+
+    def knorm(self, n: int, scale: float) -> FloatArray:
+        """Noise of density proportional to exp(-||z|| / scale), ndarray of shape (n,).
+
+        Source: privacy/README.md, "K-norm noise".
+        """
+        out = np.empty(n)
+        lib.dpml_noise_knorm(self._rng, n, scale, pointer(out))
+        return out

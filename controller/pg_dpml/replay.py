@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What the kernels do with rows, replayed in memory: encoding, packing, passes, losses.
+
+The product runs these in the server.  Here they are for tests and audits, which
+call the very code that the server runs.  Shapes are written with n rows, d
+features (the intercept included) and K outputs: the classes of the softmax
+loss, 1 for the others.  Weights are flat, K rows of d.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pg_dpml.kernels import FloatArray, Loss, Schedule, ffi, lib, pointer, require
+
+__all__ = [
+    "Block",
+    "Column",
+    "Encoder",
+    "Epoch",
+    "Image",
+    "block_capacity",
+    "clip_row",
+    "encode_row",
+    "loss_sum_blocks",
+    "loss_sum_rows",
+    "open_block",
+    "pack_csr",
+    "pack_dense",
+    "projection_matrix",
+    "scores",
+    "sgd_blocks",
+    "sgd_rows",
+]
+
+_BLOCK_KINDS = {"dense": lib.DPML_DENSE, "csr": lib.DPML_CSR}
+_BLOCK_PROBLEMS = {
+    lib.DPML_TRUNCATED: "its length is not what its header promises",
+    lib.DPML_BAD_MAGIC: "it is not a packed block",
+    lib.DPML_BAD_VERSION: "it has another format version",
+    lib.DPML_BAD_LAYOUT: "its header, offsets or column numbers are inconsistent",
+}
+_COLUMN_KINDS = {"numeric": lib.DPML_NUMERIC, "category": lib.DPML_CATEGORY, "array": lib.DPML_ARRAY}
+_SCALES = {"center": lib.DPML_CENTER, "zero_based": lib.DPML_ZERO_BASED, "standard": lib.DPML_STANDARD}
+
+
+def _floats(values: npt.ArrayLike) -> FloatArray:
+    return np.ascontiguousarray(values, dtype=np.float64)
+
+
+class Block(NamedTuple):
+    """The parts of a packed block."""
+
+    kind: str
+    """dense or csr."""
+    n_features: int
+    labels: npt.NDArray[np.float32]
+    """Shape (n,)."""
+    starts: npt.NDArray[np.bool_] | None
+    """Which rows begin a unit, shape (n,); None: all."""
+    values: npt.NDArray[np.float32]
+    """Shape (n, d) when dense, else (stored values,)."""
+    row_end: npt.NDArray[np.uint32] | None
+    """CSR: where each row ends in values and columns, shape (n,)."""
+    columns: npt.NDArray[np.uint32] | None
+    """CSR: the feature of each value."""
+
+
+class Epoch(NamedTuple):
+    """Where a pass ended."""
+
+    weights: FloatArray
+    """Shape (K * d,)."""
+    average: FloatArray | None
+    """Mean of the iterates from step average_from on, shape (K * d,)."""
+    steps: int
+    """Steps so far, earlier passes included."""
+    rows: int
+    """Rows of this pass."""
+
+
+def block_capacity(kind: str, n_features: int, n_values: int = 0) -> int:
+    """Rows that fit one block; n_values is the most a CSR row stores."""
+    return int(lib.dpml_block_capacity(_BLOCK_KINDS[kind], n_features, n_values))
+
+
+def _view(data: Any) -> Any:
+    view = ffi.new("DpmlBlock *")
+    status = lib.dpml_block_open(view, data, len(data))
+    require(status == lib.DPML_OK, f"the block cannot be read: {_BLOCK_PROBLEMS.get(status)}")
+    return view
+
+
+def open_block(data: bytes) -> Block:
+    """Check the bytes of a block and return views of its parts; ValueError if they are not one."""
+    buffer = ffi.from_buffer(data)
+    view = _view(buffer)
+
+    def part(start: Any, length: int, dtype: type[Any]) -> Any:
+        offset = int(ffi.cast("uintptr_t", start)) - int(ffi.cast("uintptr_t", buffer))
+        return np.frombuffer(data, dtype, length, offset) if length else np.empty(0, dtype)
+
+    labels = part(view.labels, view.n_rows, np.float32)
+    starts = None
+    if view.starts != ffi.NULL:
+        words = part(view.starts, -(-view.n_rows // 32), np.uint32)
+        starts = np.unpackbits(words.view(np.uint8), count=view.n_rows, bitorder="little").astype(bool)
+    values = part(view.values, view.n_values, np.float32)
+    if view.kind == lib.DPML_DENSE:
+        return Block(
+            "dense",
+            view.n_features,
+            labels,
+            starts,
+            values.reshape(view.n_rows, view.n_features),
+            None,
+            None,
+        )
+    row_end = part(view.row_end, view.n_rows, np.uint32)
+    columns = part(view.columns, view.n_values, np.uint32)
+    return Block("csr", view.n_features, labels, starts, values, row_end, columns)
+
+
+def _starts(first: npt.ArrayLike, n_rows: int) -> npt.NDArray[np.uint32]:
+    """Which rows begin a unit, one bit a row."""
+    flags = np.asarray(first, dtype=bool)
+    require(flags.shape == (n_rows,), "starts must have one entry a row")
+    padded = np.zeros(-(-n_rows // 32) * 32, dtype=bool)
+    padded[:n_rows] = flags
+    return np.packbits(padded, bitorder="little").view(np.uint32)
+
+
+def _pack(
+    kind: str, n_features: int, labels: npt.NDArray[np.float32], parts: dict[str, npt.NDArray[Any]]
+) -> bytes:
+    n_values = parts["values"].size
+    kept = {
+        name: pointer(part, "uint32_t" if part.dtype == np.uint32 else "float")
+        for name, part in parts.items()
+    }
+    block = ffi.new(
+        "DpmlBlock *",
+        {
+            "kind": _BLOCK_KINDS[kind],
+            "n_features": n_features,
+            "n_rows": len(labels),
+            "n_values": n_values,
+            "labels": pointer(labels, "float"),
+            **kept,
+        },
+    )
+    size = lib.dpml_block_size(block)
+    require(size > 0, "the block's numbers are out of range")
+    out = bytearray(size)
+    lib.dpml_block_write(block, ffi.from_buffer(out))
+    return bytes(out)
+
+
+def pack_dense(x: npt.ArrayLike, y: npt.ArrayLike, starts: npt.ArrayLike | None = None) -> bytes:
+    """Pack rows of shape (n, d) and labels of shape (n,) into a block.
+
+    `starts` of shape (n,) says which rows begin a unit of privacy; None: all.
+    """
+    values = np.ascontiguousarray(x, dtype=np.float32)
+    labels = np.ascontiguousarray(y, dtype=np.float32)
+    require(values.ndim == 2 and labels.shape == values.shape[:1], "x must have shape (n, d) and y (n,)")
+    parts: dict[str, npt.NDArray[Any]] = {"values": values}
+    if starts is not None:
+        parts["starts"] = _starts(starts, len(labels))
+    return _pack("dense", values.shape[1], labels, parts)
+
+
+def pack_csr(
+    n_features: int, row_end: npt.ArrayLike, columns: npt.ArrayLike, values: npt.ArrayLike, y: npt.ArrayLike
+) -> bytes:
+    """Pack sparse rows: row i is values and columns from row_end[i - 1] to row_end[i]."""
+    labels = np.ascontiguousarray(y, dtype=np.float32)
+    parts: dict[str, npt.NDArray[Any]] = {
+        "row_end": np.ascontiguousarray(row_end, dtype=np.uint32),
+        "columns": np.ascontiguousarray(columns, dtype=np.uint32),
+        "values": np.ascontiguousarray(values, dtype=np.float32),
+    }
+    require(parts["row_end"].shape == labels.shape, "row_end and y must have one entry a row")
+    require(parts["columns"].shape == parts["values"].shape, "columns and values must have the same length")
+    return _pack("csr", n_features, labels, parts)
+
+
+class _Pass:
+    """One pass of the SGD kernel and the memory it works in."""
+
+    def __init__(
+        self,
+        n_features: int,
+        *,
+        loss: Loss,
+        schedule: Schedule,
+        lambda_: float = 0.0,
+        radius: float = math.inf,
+        batch_size: int = 1,
+        weights: npt.ArrayLike | None = None,
+        average: npt.ArrayLike | None = None,
+        steps: int = 0,
+        average_from: int = 0,
+        units: bool = False,
+    ) -> None:
+        require(0.0 <= lambda_ < math.inf, "lambda must be in [0, inf)")
+        require(radius > 0.0, "radius must be in (0, inf]")
+        require(1 <= batch_size < 2**31, "batch_size must be at least 1")
+        require(1 <= n_features <= lib.DPML_MAX_FEATURES, "n_features is out of range")
+        require(steps >= 0 and average_from >= 0, "steps and average_from must be at least 0")
+        self._options = ffi.new(
+            "DpmlSgdOptions *",
+            {
+                "loss": loss.c_fields(),
+                "schedule": schedule.c_fields(),
+                "lambda": lambda_,
+                "radius": radius,
+                "average_from": average_from,
+                "n_features": n_features,
+                "batch_size": batch_size,
+                "units": units,
+            },
+        )
+        self._size = loss.n_classes * n_features
+        self._memory = ffi.new("char[]", lib.dpml_sgd_memory(self._options))
+        self.state = ffi.new("DpmlSgd *")
+        start = [self._start(weights), self._start(average)]
+        lib.dpml_sgd_start(self.state, self._options, self._memory, *start, steps)
+
+    def _start(self, values: npt.ArrayLike | None) -> Any:
+        if values is None:
+            return ffi.NULL
+        flat = _floats(values).reshape(-1)
+        require(flat.size == self._size, f"weights must have {self._size} entries")
+        return pointer(flat)
+
+    def finish(self) -> Epoch:
+        lib.dpml_sgd_finish(self.state)
+
+        def copy(values: Any) -> FloatArray:
+            return np.frombuffer(ffi.buffer(values, 8 * self._size), dtype=np.float64).copy()
+
+        average = copy(self.state.average) if self.state.averaged > 0 else None
+        return Epoch(copy(self.state.weights), average, self.state.steps, self.state.rows)
+
+
+def sgd_rows(x: npt.ArrayLike, y: npt.ArrayLike, **options: Any) -> Epoch:
+    """One pass over float64 rows of shape (n, d), in the order given.
+
+    Parameters
+    ----------
+    x, y
+        Rows and their labels, as the loss wants them.
+    options
+        loss : Loss; schedule : Schedule; lambda_ : float, in [0, inf);
+        radius : float, in (0, inf]; batch_size : int; weights, average :
+        ndarray of shape (K * d,) and steps : int, where an earlier pass ended;
+        average_from : int, the first step whose iterate is averaged, 0 for none;
+        units : bool, batches count units of privacy and not rows.
+    """
+    rows, labels = _floats(x), _floats(y)
+    require(rows.ndim == 2 and labels.shape == rows.shape[:1], "x must have shape (n, d) and y (n,)")
+    run = _Pass(rows.shape[1], **options)
+    for row, label in zip(rows, labels, strict=True):
+        lib.dpml_sgd_row(run.state, pointer(row), label)
+    return run.finish()
+
+
+def sgd_blocks(blocks: Iterable[bytes], *, n_features: int, **options: Any) -> Epoch:
+    """One pass over packed blocks, in the order given; options as in sgd_rows."""
+    run = _Pass(n_features, **options)
+    for data in blocks:
+        view = _view(ffi.from_buffer(data))
+        require(view.n_features == n_features, "the block has another number of features")
+        lib.dpml_sgd_block(run.state, view)
+    return run.finish()
+
+
+def loss_sum_blocks(blocks: Iterable[bytes], weights: npt.ArrayLike, loss: Loss) -> float:
+    """Sum of the losses of the blocks' rows at weights of shape (K * d,)."""
+    flat = _floats(weights).reshape(-1)
+    work = np.empty(loss.n_classes)
+    total = 0.0
+    for data in blocks:
+        view = _view(ffi.from_buffer(data))
+        require(view.n_features * loss.n_classes == flat.size, "the block has another number of features")
+        total += lib.dpml_loss_sum_block(
+            ffi.new("DpmlLoss *", loss.c_fields()), pointer(flat), view, pointer(work)
+        )
+    return total
+
+
+def loss_sum_rows(x: npt.ArrayLike, y: npt.ArrayLike, weights: npt.ArrayLike, loss: Loss) -> float:
+    """Sum of the losses of float64 rows at weights of shape (K * d,)."""
+    rows, flat = _floats(x), _floats(weights).reshape(-1)
+    require(rows.shape[1] * loss.n_classes == flat.size, "weights and rows do not fit")
+    work = np.empty(loss.n_classes)
+    c_loss = ffi.new("DpmlLoss *", loss.c_fields())
+    return float(
+        sum(
+            lib.dpml_loss_sum_row(c_loss, pointer(flat), rows.shape[1], pointer(row), label, pointer(work))
+            for row, label in zip(rows, _floats(y), strict=True)
+        )
+    )
+
+
+def scores(x: npt.ArrayLike, weights: npt.ArrayLike, n_outputs: int = 1) -> FloatArray:
+    """Scores of one float32 row of shape (d,), ndarray of shape (K,)."""
+    row = np.ascontiguousarray(x, dtype=np.float32)
+    flat = _floats(weights).reshape(-1)
+    require(flat.size == n_outputs * row.size, "weights and row do not fit")
+    out = np.empty(n_outputs)
+    lib.dpml_scores(n_outputs, row.size, pointer(flat), pointer(row, "float"), pointer(out))
+    return out
+
+
+def clip_row(x: npt.ArrayLike) -> FloatArray:
+    """The row scaled to norm at most 1; zeros if it is not finite."""
+    row = np.array(x, dtype=np.float64)
+    lib.dpml_clip_row(row.size, pointer(row))
+    return row
+
+
+class Image(NamedTuple):
+    """An array that is an image, and how it is reduced."""
+
+    rows: int
+    columns: int
+    blur: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column is encoded; the fields are those of udas/kernels/encode.h."""
+
+    kind: str
+    scale: str = "center"
+    log1p: bool = False
+    width: int = 1
+    centered: bool = False
+    lower: float = -math.inf
+    upper: float = math.inf
+    mean: float = 0.0
+    sd: float = 1.0
+    image: Image | None = None
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How a row is encoded."""
+
+    columns: tuple[Column, ...]
+    intercept: bool = True
+    normalize: bool = False
+    projection: npt.NDArray[np.float32] | None = None
+    """Shape (projected features, raw features); see `projection_matrix`."""
+
+    @property
+    def n_raw(self) -> int:
+        """Features of a row before the projection."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def n_features(self) -> int:
+        """Features of a row, the intercept included."""
+        return (self.n_raw if self.projection is None else len(self.projection)) + self.intercept
+
+
+def projection_matrix(seed: int, n_projected: int, n_raw: int) -> npt.NDArray[np.float32]:
+    """The Gaussian random projection of a public seed, ndarray of shape (n_projected, n_raw)."""
+    out = np.empty((n_projected, n_raw), dtype=np.float32)
+    lib.dpml_projection(seed, n_projected, n_raw, pointer(out, "float"))
+    return out
+
+
+def _c_value(column: Column, value: Any, kept: list[Any]) -> dict[str, Any]:
+    if column.kind == "numeric":
+        return {"number": math.nan if value is None else value}
+    if column.kind == "category":
+        return {"level": -1 if value is None else value}
+    if value is None:
+        return {"elements": ffi.NULL}
+    elements = np.array([math.nan if item is None else item for item in value], dtype=np.float64)
+    kept.append(elements)
+    return {"length": elements.size, "elements": pointer(elements)}
+
+
+def encode_row(encoder: Encoder, values: Sequence[Any]) -> npt.NDArray[np.float32]:
+    """Encode a row, ndarray of shape (d,).
+
+    `values` has, for each column, a number, a level's index, or a sequence of
+    numbers; None is a NULL, of a column or of an array's element.
+    """
+    columns = [
+        {
+            **vars(column),
+            "kind": _COLUMN_KINDS[column.kind],
+            "scale": _SCALES[column.scale],
+            "image": column.image or (0, 0, 0, 0),
+        }
+        for column in encoder.columns
+    ]
+    c_columns = ffi.new("DpmlColumn[]", columns)
+    kept: list[Any] = []
+    c_values = ffi.new(
+        "DpmlValue[]",
+        [_c_value(column, value, kept) for column, value in zip(encoder.columns, values, strict=True)],
+    )
+    c_encoder = ffi.new(
+        "DpmlEncoder *",
+        {
+            "columns": c_columns,
+            "n_columns": len(columns),
+            "n_raw": encoder.n_raw,
+            "n_features": encoder.n_features,
+            "intercept": encoder.intercept,
+            "normalize": encoder.normalize,
+            "projection": ffi.NULL
+            if encoder.projection is None
+            else pointer(np.ascontiguousarray(encoder.projection, dtype=np.float32), "float"),
+        },
+    )
+    work = np.empty(encoder.n_raw + encoder.n_features)
+    out = np.empty(encoder.n_features, dtype=np.float32)
+    lib.dpml_encode_row(c_encoder, c_values, pointer(work), pointer(out, "float"))
+    return out

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The encoder: the features it makes, the norm it promises, and that no value is too strange for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import oracles
+from pg_dpml import replay
+from pg_dpml.replay import Column, Encoder, Image, encode_row, projection_matrix
+
+LARGEST_NORM = 1.0 - 2.0**-20
+any_float = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324, -0.0])
+
+
+def exact_norm(row: Any) -> float:
+    return math.sqrt(math.fsum(float(v) ** 2 for v in row))
+
+
+@st.composite
+def numeric_fields(draw: st.DrawFn) -> dict[str, Any]:
+    log1p = draw(st.booleans())
+    ends = st.floats(0 if log1p else -1e308, 1e308)
+    scale = draw(st.sampled_from(["center", "zero_based", "standard"]))
+    lower, upper = sorted((draw(ends), draw(ends)))
+    if not lower < upper:
+        lower, upper = 0.0, 1.0
+    fields: dict[str, Any] = {"scale": scale, "log1p": log1p, "lower": lower, "upper": upper}
+    if scale == "standard":
+        fields |= {"mean": draw(st.floats(-1e300, 1e300)), "sd": draw(st.floats(1e-300, 1e300))}
+        if not log1p and draw(st.booleans()):
+            fields["lower"] = -math.inf
+        if draw(st.booleans()):
+            fields["upper"] = math.inf
+    return fields
+
+
+@st.composite
+def columns_with_values(draw: st.DrawFn) -> tuple[Column, Any]:
+    kind = draw(st.sampled_from(["numeric", "category", "array"]))
+    if kind == "category":
+        width = draw(st.integers(1, 6))
+        return Column(kind, width=width, centered=draw(st.booleans())), draw(st.none() | st.integers(-2, 7))
+    fields = draw(numeric_fields())
+    number = st.none() | any_float
+    if kind == "numeric":
+        return Column(kind, **fields), draw(number)
+    width = draw(st.integers(1, 4))
+    return Column(kind, width=width, **fields), draw(st.none() | st.lists(number, max_size=5))
+
+
+rows = st.lists(columns_with_values(), min_size=1, max_size=5)
+
+
+@given(rows, st.booleans(), st.booleans())
+def test_total_and_bounded(row: list[tuple[Column, Any]], intercept: bool, normalize: bool) -> None:
+    encoder = Encoder(tuple(column for column, _ in row), intercept, normalize)
+    out = replay.encode_row(encoder, [value for _, value in row])
+    assert np.all(np.isfinite(out))
+    norm = exact_norm(out)
+    assert norm <= LARGEST_NORM
+    if normalize and norm > 0:
+        assert norm >= 1 - 2.0**-18
+    if intercept:
+        assert out[-1] >= 0
+
+
+def as_json(column: Column) -> dict[str, Any]:
+    if column.kind == "category":
+        return {
+            "kind": "category",
+            "levels": [str(i) for i in range(column.width)],
+            "centered": column.centered,
+        }
+    finite = {
+        k: v if math.isfinite(v) else None for k, v in {"lower": column.lower, "upper": column.upper}.items()
+    }
+    return {
+        "kind": column.kind,
+        "length": column.width,
+        "scale": column.scale,
+        "log1p": column.log1p,
+        "mean": column.mean,
+        "sd": column.sd,
+        **finite,
+    }
+
+
+def well_separated(column: Column) -> bool:
+    """Bounds so far apart that the rounding of their difference does not matter."""
+    if column.kind == "category" or column.scale == "standard":
+        return True
+    ends = [column.lower, column.upper]
+    if column.log1p:
+        ends = [math.log1p(end) for end in ends]
+    return ends[1] / 2 - ends[0] / 2 > 1e-6 * max(map(abs, ends)) > 1e-300
+
+
+@given(rows, st.booleans(), st.booleans())
+def test_agrees_with_oracle(row: list[tuple[Column, Any]], intercept: bool, normalize: bool) -> None:
+    assume(all(well_separated(column) for column, _ in row))
+    encoder = Encoder(tuple(column for column, _ in row), intercept, normalize)
+    spec = {"columns": [as_json(column) for column, _ in row], "intercept": intercept}
+    values = [
+        str(value) if column.kind == "category" and value is not None else value for column, value in row
+    ]
+    expected = oracles.encode(spec, values)
+    expected = np.where(np.isfinite(expected), expected, 0.0)
+    expected = oracles.bound_norm(expected, "normalize" if normalize else "clip")
+    out = replay.encode_row(encoder, [value for _, value in row])
+    # One rounding to float32, of which 1e-6 is a generous bound.
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-9)
+
+
+def encode_one(column: Column, value: Any) -> list[float]:
+    """Features of one column that is short enough to stay as it is, beside no intercept."""
+    return [float(v) for v in replay.encode_row(Encoder((column,), intercept=False), [value])]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(15, 0.0), (12.5, -0.5), (18, 0.6), (None, 0.0), (math.nan, 0.0)],
+)
+def test_center(value: float | None, expected: float) -> None:
+    assert encode_one(Column("numeric", lower=10, upper=20), value) == pytest.approx([expected], rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("value", "sign"), [(20, 1), (25, 1), (math.inf, 1), (10, -1), (-1e300, -1), (-math.inf, -1)]
+)
+def test_bounds_and_beyond(value: float, sign: float) -> None:
+    """The bounds themselves are features of size 1, which the norm bound then shortens."""
+    assert encode_one(Column("numeric", lower=10, upper=20), value) == pytest.approx([sign], rel=3e-6)
+    zero_based = Column("numeric", "zero_based", lower=10, upper=20)
+    assert encode_one(zero_based, value) == pytest.approx([max(sign, 0)], rel=3e-6)
+
+
+def test_standard() -> None:
+    column = Column("numeric", "standard", mean=100.0, sd=1000.0)
+    assert encode_one(column, 350) == pytest.approx([0.25])
+    assert encode_one(column, math.inf) == [0.0]
+    bounded = Column("numeric", "standard", mean=100.0, sd=1000.0, upper=600.0)
+    assert encode_one(bounded, math.inf) == encode_one(bounded, 1e9) == pytest.approx([0.5])
+    assert encode_one(bounded, -math.inf) == [0.0]
+
+
+def test_log1p() -> None:
+    column = Column("numeric", "zero_based", log1p=True, lower=0, upper=math.e**2 - 1)
+    assert encode_one(column, math.sqrt(math.e) - 1) == pytest.approx([0.25], rel=1e-6)
+    assert encode_one(column, -5) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [(1, [0, 1, 0, 0]), (None, [0] * 4), (4, [0] * 4), (-2, [0] * 4), (3, [0, 0, 0, 1])],
+)
+def test_category(level: int | None, expected: list[float]) -> None:
+    assert encode_one(Column("category", width=4), level) == pytest.approx(expected, rel=3e-6)
+    centered = np.array(expected) - 0.25 * any(expected)
+    assert encode_one(Column("category", width=4, centered=True), level) == pytest.approx(centered, rel=1e-6)
+
+
+def test_array() -> None:
+    column = Column("array", "zero_based", width=3, lower=0, upper=100)
+    assert encode_one(column, [10, None, 30]) == pytest.approx([0.1, 0.0, 0.3], rel=1e-6)
+    for other in (None, [], [1, 2], [1, 2, 3, 4]):
+        assert encode_one(column, other) == [0.0] * 3
+
+
+def test_norm_is_bounded_after_rounding_in_wide_rows() -> None:
+    draw = np.random.default_rng(5)
+    encoder = Encoder((Column("array", "standard", width=5000),), normalize=True)
+    for scale in (1e-300, 1e-160, 1.0, 1e160, 1e300):
+        for _ in range(20):
+            out = replay.encode_row(encoder, [scale * draw.normal(size=5000)])
+            assert 1 - 2.0**-18 <= exact_norm(out) <= LARGEST_NORM
+
+
+@given(st.lists(any_float, min_size=1, max_size=40))
+def test_clip_row(row: list[float]) -> None:
+    clipped = replay.clip_row(row)
+    if not all(map(math.isfinite, row)):
+        assert not clipped.any()
+        return
+    largest = max(map(abs, row))
+    if largest < 1e150 and exact_norm(row) <= 1 - 1e-14:
+        np.testing.assert_array_equal(clipped, row)
+        return
+    norm = exact_norm(clipped)
+    assert norm <= 1.0
+    if largest > 1e-150 and exact_norm(np.array(row) / largest) * largest > 1:
+        assert norm >= 1 - 1e-12
+        direction = np.array(row) / largest
+        np.testing.assert_allclose(clipped, direction / np.linalg.norm(direction), rtol=1e-12, atol=1e-300)
+
+
+def test_zero_row_stays_zero() -> None:
+    encoder = Encoder((Column("numeric", lower=-1, upper=1),), intercept=False, normalize=True)
+    assert not replay.encode_row(encoder, [0.0]).any()
+    assert not replay.clip_row([0.0, 0.0]).any()
+
+
+def test_image_is_blurred_and_thinned() -> None:
+    rows, columns = 5, 4
+    pixels = np.arange(rows * columns, dtype=np.float64)
+    column = Column("array", "zero_based", width=6, lower=0.0, upper=40.0, image=Image(rows, columns, 3, 2))
+    got = encode_row(Encoder((column,), intercept=False), [list(pixels)])
+    grid = pixels.reshape(rows, columns) / 40.0
+    expected = np.array(
+        [
+            grid[max(r - 1, 0) : r + 2, max(c - 1, 0) : c + 2].mean()
+            for r in range(0, rows, 2)
+            for c in range(0, columns, 2)
+        ]
+    )
+    length = np.linalg.norm(expected)
+    np.testing.assert_allclose(got, expected * min(1.0, (1 - 2**-19) / length), rtol=1e-6)
+    assert not encode_row(Encoder((column,), intercept=False), [list(pixels[:-1])]).any()
+
+
+def test_projection() -> None:
+    """Raw features times the public matrix, then the intercept, then the norm."""
+    matrix = projection_matrix(17, 3, 6)
+    np.testing.assert_array_equal(matrix, projection_matrix(17, 3, 6))
+    assert np.abs(matrix - projection_matrix(18, 3, 6)).min() > 0
+    column = Column("array", "center", width=6, lower=-1.0, upper=1.0)
+    raw = [0.3, -0.2, 1.0, None, 0.5, -1.0]
+    got = encode_row(Encoder((column,), intercept=True, normalize=True, projection=matrix), [raw])
+    values = np.array([0.0 if v is None else v for v in raw])
+    expected = np.append(matrix.astype(np.float64) @ values, 1.0)
+    np.testing.assert_allclose(got, expected / np.linalg.norm(expected), rtol=1e-5)
+    assert exact_norm(got) <= 1 - 2**-20
+
+
+def test_projection_keeps_squared_norms_on_average() -> None:
+    matrix = projection_matrix(5, 400, 50).astype(np.float64)
+    x = np.random.default_rng(3).normal(size=50)
+    assert np.linalg.norm(matrix @ x) == pytest.approx(np.linalg.norm(x), rel=0.15)
+    assert matrix.std() == pytest.approx(1 / 20, rel=0.02)

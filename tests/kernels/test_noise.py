@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The generator against RFC 8439, the samplers against their distributions.
+
+The samplers' keys are fixed, so that nothing here can fail by chance; the
+thresholds are those that a fresh key would need.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+from pg_dpml._kernels import ffi, lib
+from pg_dpml.kernels import Noise
+
+SMALLEST_P = 1e-6
+KEY = bytes(range(100, 132))
+
+
+def chacha20_block(key: bytes, counter: int, nonce: bytes) -> bytes:
+    out = ffi.new("uint32_t[16]")
+    words = np.frombuffer(key, "<u4").tolist(), np.frombuffer(nonce, "<u4").tolist()
+    lib.dpml_chacha20_block(words[0], counter, words[1], out)
+    return np.array(list(out), dtype="<u4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "nonce", "expected"),
+    [
+        # RFC 8439, section 2.3.2
+        (
+            bytes(range(32)),
+            1,
+            "000000090000004a00000000",
+            "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+            "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e",
+        ),
+        # RFC 8439, appendix A.1, vectors 1 to 5
+        (
+            bytes(32),
+            0,
+            "000000000000000000000000",
+            "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+            "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
+        ),
+        (
+            bytes(32),
+            1,
+            "000000000000000000000000",
+            "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+            "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
+        ),
+        (
+            bytes(31) + b"\x01",
+            1,
+            "000000000000000000000000",
+            "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
+            "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
+        ),
+        (
+            b"\x00\xff" + bytes(30),
+            2,
+            "000000000000000000000000",
+            "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca"
+            "13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096",
+        ),
+        (
+            bytes(32),
+            0,
+            "000000000000000000000002",
+            "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c7"
+            "8a970e0e955c14f3a88e741b97c286f75f8fc299e8148362fa198a39531bed6d",
+        ),
+    ],
+)
+def test_rfc_8439_vectors(key: bytes, counter: int, nonce: str, expected: str) -> None:
+    assert chacha20_block(key, counter, bytes.fromhex(nonce)).hex() == expected
+
+
+def test_words_are_the_key_stream() -> None:
+    """Each block's number counts up from 0; its upper half is the first word of the nonce."""
+    rng = ffi.new("DpmlRng *")
+    lib.dpml_rng_start(rng, KEY)
+    stream = b"".join(chacha20_block(KEY, i, bytes(12)) for i in range(3))
+    assert [lib.dpml_rng_word(rng) for _ in range(24)] == np.frombuffer(stream, "<u8").tolist()
+    rng.counter = 5 * 2**32 + 7
+    expected = np.frombuffer(chacha20_block(KEY, 7, bytes([5, *[0] * 11])), "<u8")
+    assert [lib.dpml_rng_word(rng) for _ in range(8)] == expected.tolist()
+    assert rng.counter == 5 * 2**32 + 8
+
+
+def test_fresh_keys_differ() -> None:
+    assert Noise().uniform() != Noise().uniform()
+    assert Noise(KEY).uniform() == Noise(KEY).uniform()
+    with pytest.raises(ValueError, match="32 bytes"):
+        Noise(b"short")
+
+
+def ks(sample: npt.ArrayLike, distribution: str, *arguments: float) -> float:
+    return float(stats.kstest(sample, distribution, args=arguments).pvalue)
+
+
+@pytest.mark.statistical
+def test_uniform() -> None:
+    noise = Noise(KEY)
+    sample = np.array([noise.uniform() for _ in range(20_000)])
+    assert 0.0 < sample.min() <= sample.max() < 1.0
+    assert ks(sample, "uniform") >= SMALLEST_P
+    assert np.all(np.mod(sample * 2.0**53, 2) == 1)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("stddev", [1e-9, 1.0, 40.0])
+def test_gaussian(stddev: float) -> None:
+    sample = Noise(KEY).gaussian(200_001, stddev)
+    assert ks(sample, "norm", 0.0, stddev) >= SMALLEST_P
+    # Both outputs of a pair, and whether they hang together.
+    first, second = sample[:-1:2], sample[1::2]
+    assert ks(first, "norm", 0.0, stddev) >= SMALLEST_P
+    assert ks(second, "norm", 0.0, stddev) >= SMALLEST_P
+    assert ks((first + second) / math.sqrt(2), "norm", 0.0, stddev) >= SMALLEST_P
+    assert ks((first**2 + second**2) / stddev**2, "chi2", 2) >= SMALLEST_P
+
+
+@pytest.mark.statistical
+def test_gaussian_tail() -> None:
+    """Counts beyond 2, 3, 4 standard deviations."""
+    sample = np.abs(Noise(KEY).gaussian(1_000_000, 1.0))
+    for bound in (2.0, 3.0, 4.0):
+        found = int(np.sum(sample > bound))
+        assert stats.binomtest(found, sample.size, 2 * stats.norm.sf(bound)).pvalue >= SMALLEST_P
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("shape", [1.0, 1.5, 10.0, 1000.0])
+def test_gamma(shape: float) -> None:
+    noise = Noise(KEY)
+    sample = [noise.gamma(shape) for _ in range(50_000)]
+    assert ks(sample, "gamma", shape) >= SMALLEST_P
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("n", [1, 2, 3, 50])
+def test_knorm_radius_and_direction(n: int) -> None:
+    """Radius Gamma(n, scale); direction on the sphere: a unit vector's coordinate squared is Beta."""
+    scale = 2.5
+    noise = Noise(KEY)
+    sample = np.array([noise.knorm(n, scale) for _ in range(20_000)])
+    radius = np.linalg.norm(sample, axis=1)
+    assert ks(radius, "gamma", n, 0.0, scale) >= SMALLEST_P
+    direction = sample / radius[:, None]
+    if n == 1:
+        assert stats.binomtest(int(np.sum(direction > 0)), 20_000).pvalue >= SMALLEST_P
+        return
+    for j in range(min(n, 3)):
+        assert ks(direction[:, j] ** 2, "beta", 0.5, (n - 1) / 2) >= SMALLEST_P
+        assert stats.binomtest(int(np.sum(direction[:, j] > 0)), 20_000).pvalue >= SMALLEST_P
+    # A rotated axis is no different from a coordinate.
+    diagonal = direction[:, :2].sum(axis=1) / math.sqrt(2)
+    assert ks(diagonal**2, "beta", 0.5, (n - 1) / 2) >= SMALLEST_P
+    # The radius knows nothing of the direction.
+    assert stats.spearmanr(radius, direction[:, 0]).pvalue >= SMALLEST_P
+
+
+def test_sizes() -> None:
+    noise = Noise(KEY)
+    assert noise.gaussian(0, 1.0).shape == noise.knorm(0, 1.0).shape == (0,)
+    assert noise.gaussian(1, 1.0).shape == (1,)
+    assert np.all(noise.gaussian(7, 0.0) == 0.0)
+    with pytest.raises(ValueError, match="shape"):
+        noise.gamma(0.5)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What the C sources promise as a whole: they need nothing, and they do not depend on the instruction set."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cffi
+import numpy as np
+import pytest
+
+from pg_dpml import _kernels, kernels, replay
+from pg_dpml.kernels import Loss, Schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "udas" / "kernels"
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+# libm, memory, and what the compiler's own load-time choice of a clone reads.
+ALLOWED = {
+    *("cos", "exp", "fabs", "floor", "frexp", "ldexp", "log", "log1p", "sin", "sincos", "sqrt"),
+    *("memcpy", "memmove", "memset", "memcmp"),
+    *("__cpu_model", "__cpu_indicator_init", "_GLOBAL_OFFSET_TABLE_"),
+}
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_kernels", ROOT / "udas" / "build_kernels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_kernels(builder: ModuleType, *arguments: str) -> None:
+    sources = [str(source) for source in sorted(KERNELS.glob("*.c"))]
+    flags = [flag for flag in builder.COMPILE_ARGS if flag != "-fvisibility=hidden"]
+    command = [str(COMPILER), *flags, "-Werror", "-fPIC", *sources, *arguments]
+    subprocess.run(command, check=True, timeout=120)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the symbols of an ELF file")
+def test_kernels_need_only_libm_and_keep_no_state(builder: ModuleType, tmp_path: Path) -> None:
+    target = tmp_path / "kernels.o"
+    compile_kernels(builder, "-nostdlib", "-r", "-o", str(target))
+    listing = subprocess.run(["nm", str(target)], check=True, capture_output=True, text=True, timeout=60)
+    symbols = [line.split()[-2:] for line in listing.stdout.splitlines()]
+    needed = {name.split("@")[0] for kind, name in symbols if kind in "Uw"}
+    assert {"exp", "memset"} <= needed <= ALLOWED
+    assert not [name for kind, name in symbols if kind in "BbDdC"]
+
+
+def blocks(d: int) -> list[bytes]:
+    draw = np.random.default_rng(8)
+    x = draw.normal(size=(300, d))
+    x /= np.linalg.norm(x, axis=1, keepdims=True) * 1.01
+    y = draw.choice([0.0, 1.0], 300)
+    return [replay.pack_dense(x[i : i + 39], y[i : i + 39]) for i in range(0, 300, 39)]
+
+
+def results(d: int) -> list[Any]:
+    """Passes in every shape of the inner loops, and a sum of losses."""
+    found: list[Any] = []
+    for loss in (Loss("logistic"), Loss("huber_svm"), Loss("squared"), Loss("softmax", n_classes=3)):
+        for batch_size in (1, 2, 7):
+            epoch = replay.sgd_blocks(
+                blocks(d),
+                n_features=d,
+                loss=loss,
+                schedule=Schedule("inverse_sqrt", 0.5),
+                lambda_=0.01,
+                radius=0.6,
+                batch_size=batch_size,
+                average_from=1,
+            )
+            assert epoch.average is not None
+            found += [epoch.weights.tobytes(), epoch.average.tobytes()]
+            found.append(replay.loss_sum_blocks(blocks(d), epoch.weights, loss))
+    return found
+
+
+@pytest.mark.parametrize("flags", [("-O3",), ("-O1",)])
+def test_clones_agree_bit_for_bit(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    """The module, with its choice of clones, against a build for the oldest processor."""
+    target = tmp_path / "plain.so"
+    compile_kernels(builder, "-DDPML_CLONES=", "-shared", *flags, "-o", str(target), "-lm")
+    widths = (1, 7, 8, 13, 50)
+    chosen = [results(d) for d in widths]
+    ffi = cffi.FFI()
+    ffi.cdef(builder.declarations(KERNELS))
+    plain = ffi.dlopen(str(target))
+    for module in (kernels, replay):
+        monkeypatch.setattr(module, "ffi", ffi)
+        monkeypatch.setattr(module, "lib", plain)
+    assert plain is not _kernels.lib
+    assert [results(d) for d in widths] == chosen
+    assert math.isfinite(chosen[-1][-1])

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The mathematics of the product in plain numpy, written from the formulas alone.
+
+Nothing here calls the package.  Tests compare the kernels, the aggregates and
+whole runs with these.  A loss is given by its name and the keywords `clip`
+and `h`; an encoder is the JSON that `dpml.encode` takes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+Step = Callable[[int], float]
+
+
+# Losses: privacy/README.md, "Losses".
+
+
+def logistic(u: float, y: float) -> tuple[float, float]:
+    """ln(1 + exp(-y u)) and its derivative in u."""
+    m = y * u
+    value = math.log1p(math.exp(-m)) if m > 0 else math.log1p(math.exp(m)) - m
+    p = 1.0 / (1.0 + math.exp(m)) if m < 700 else 0.0
+    return value, -y * p
+
+
+def huber_svm(u: float, y: float, h: float) -> tuple[float, float]:
+    """The hinge, its corner rounded where |1 - y u| <= h, and its derivative in u."""
+    m = y * u
+    if m > 1 + h:
+        return 0.0, 0.0
+    if m >= 1 - h:
+        return (1 + h - m) ** 2 / (4 * h), -y * (1 + h - m) / (2 * h)
+    return 1 - m, -y
+
+
+def squared(u: float, y: float) -> tuple[float, float]:
+    """(u - y)^2 / 2 and its derivative in u."""
+    return (u - y) ** 2 / 2, u - y
+
+
+def loss(name: str, u: float, y: float, *, clip: float = math.inf, h: float = 0.1) -> tuple[float, float]:
+    """Value and derivative of a loss whose derivative is clipped to [-clip, clip].
+
+    Beyond the point where the derivative reaches the clip, the value goes on
+    along the tangent.  That point is found by bisection, not by a formula.
+    """
+
+    def plain(v: float) -> tuple[float, float]:
+        if name == "huber_svm":
+            return huber_svm(v, y, h)
+        return logistic(v, y) if name == "logistic" else squared(v, y)
+
+    value, slope = plain(u)
+    if abs(slope) <= clip:
+        return value, slope
+    sign = math.copysign(1.0, slope)
+    # The derivative rises with v, so sign times it falls from u towards `inside`.
+    inside, outside = u, u
+    width = 1.0
+    while sign * plain(inside)[1] > clip:
+        inside -= sign * width
+        width *= 2
+    for _ in range(200):
+        middle = (inside + outside) / 2
+        if sign * plain(middle)[1] > clip:
+            outside = middle
+        else:
+            inside = middle
+    return plain(inside)[0] + clip * abs(u - inside), sign * clip
+
+
+def softmax(scores: FloatArray, label: int) -> tuple[float, FloatArray]:
+    """-ln p_y and its gradient in the scores, p - e_y."""
+    largest = float(np.max(scores))
+    log_sum = largest + math.log(float(np.sum(np.exp(scores - largest))))
+    gradient = np.exp(scores - log_sum)
+    gradient[label] -= 1.0
+    return log_sum - float(scores[label]), gradient
+
+
+# Steps: privacy/README.md, "Schedules".
+
+
+def schedule(
+    kind: str,
+    *,
+    step_size: float = 0.0,
+    offset: float = 0.0,
+    lambda_: float = 0.0,
+    max_step: float = math.inf,
+) -> Step:
+    """The step sizes as a function of t = 1, 2, ..."""
+    raw: dict[str, Step] = {
+        "constant": lambda t: step_size,
+        "decreasing": lambda t: 2 * max_step / (t + offset),
+        "sqrt_decreasing": lambda t: 2 * max_step / (math.sqrt(t) + offset),
+        "strongly_convex": lambda t: 1 / (lambda_ * t),
+        "inverse_sqrt": lambda t: step_size / math.sqrt(t),
+    }
+    return lambda t: min(raw[kind](t), max_step)
+
+
+# Passes: privacy/README.md, "Growth".
+
+
+def row_gradient(
+    name: str, w: FloatArray, x: FloatArray, y: float, *, clip: float = math.inf, h: float = 0.1
+) -> FloatArray:
+    """Gradient of one row's loss in w of shape (K, d)."""
+    if name == "softmax":
+        return np.outer(softmax(w @ x, int(y))[1], x)
+    return loss(name, float(w[0] @ x), y, clip=clip, h=h)[1] * x[np.newaxis, :]
+
+
+def project(w: FloatArray, radius: float) -> FloatArray:
+    """The nearest point of the ball of that radius."""
+    norm = float(np.linalg.norm(w))
+    return w * (radius / norm) if norm > radius else w
+
+
+def iterates(
+    x: FloatArray,
+    y: FloatArray,
+    *,
+    name: str,
+    step: Step,
+    lambda_: float = 0.0,
+    radius: float = math.inf,
+    batch_size: int = 1,
+    passes: int = 1,
+    n_outputs: int = 1,
+    start: FloatArray | None = None,
+    clip: float = math.inf,
+    h: float = 0.1,
+) -> list[FloatArray]:
+    """Every iterate w_0, w_1, ..., w_T of mini-batch SGD, each of shape (K, d)."""
+    n, d = x.shape
+    w = np.zeros((n_outputs, d)) if start is None else start.reshape(n_outputs, d)
+    found = [project(w, radius)]
+    for _ in range(passes):
+        for first in range(0, n, batch_size):
+            w = found[-1]
+            batch = range(first, min(first + batch_size, n))
+            gradient = sum(
+                (row_gradient(name, w, x[i], y[i], clip=clip, h=h) for i in batch), np.zeros_like(w)
+            )
+            # A short last batch is divided by the nominal size too.
+            move = gradient / batch_size + lambda_ * w
+            found.append(project(w - step(len(found)) * move, radius))
+    return found
+
+
+def average(found: Sequence[FloatArray], average_from: int) -> FloatArray:
+    """Mean of the iterates w_average_from .. w_T."""
+    mean: FloatArray = np.mean(np.stack(found[average_from:]), axis=0)
+    return mean
+
+
+# Sensitivity: privacy/README.md, "Growth" and "Sensitivity of any schedule".
+
+
+def sensitivity(
+    step: Step,
+    *,
+    smoothness: float,
+    lambda_: float,
+    gradient_change: float,
+    n_rows: int,
+    passes: int,
+    batch_size: int,
+    average_from: int = 0,
+    fresh_order: bool = False,
+) -> float:
+    """How far one unit can move the released weights, by following every push forwards.
+
+    A push of eta_s D / b at step s is carried through every later step's
+    contraction; the output is the last iterate or the mean of the last ones.
+    """
+    batches = math.ceil(n_rows / batch_size)
+    last = passes * batches
+    if last == 0:
+        return 0.0
+    first = average_from or last
+    moved = np.zeros((passes, batches))
+    for s in range(1, last + 1):
+        size = step(s) * gradient_change / batch_size
+        for t in range(s, last + 1):
+            if t > s:
+                eta = step(t)
+                size *= max(abs(1 - eta * lambda_), abs(1 - eta * (smoothness + lambda_)))
+            if t >= first:
+                moved[divmod(s - 1, batches)] += size / (last - first + 1)
+    if fresh_order:
+        return float(moved.max(axis=1).sum())
+    return float(moved.sum(axis=0).max())
+
+
+# Encoding: privacy/README.md, "Vectors come from public knowledge" and "Bad rows never show".
+
+
+def encode(spec: Mapping[str, Any], values: Sequence[Any]) -> FloatArray:
+    """A row before its norm is bounded, as float64.
+
+    `values` has for each column a number, a level's text or a list of numbers;
+    None is NULL.
+    """
+    features: list[float] = []
+    for column, value in zip(spec["columns"], values, strict=True):
+        features += _column(column, value)
+    if spec.get("intercept", True):
+        features.append(1.0)
+    return np.array(features)
+
+
+def bound_norm(row: FloatArray, norm: str) -> FloatArray:
+    """The row with its norm set ("normalize") or limited ("clip") to about 1 - 2^-19."""
+    largest = float(np.max(np.abs(row), initial=0.0))
+    if largest == 0.0:
+        return row
+    direction = row / largest
+    length = float(np.linalg.norm(direction))
+    target = 1.0 - 2.0**-19
+    if norm == "normalize" or length > target / largest:
+        return direction * (target / length)
+    return row
+
+
+def _column(column: Mapping[str, Any], value: Any) -> list[float]:
+    if column["kind"] == "category":
+        levels = column["levels"]
+        if value not in levels:
+            return [0.0] * len(levels)
+        shift = 1.0 / len(levels) if column.get("centered") else 0.0
+        return [float(level == value) - shift for level in levels]
+    if column["kind"] == "boolean":
+        if value is None:
+            return [0.0]
+        return [float(value) if column.get("scale") == "zero_based" else 2.0 * value - 1.0]
+    if column["kind"] == "array":
+        if value is None or len(value) != column["length"]:
+            return [0.0] * column["length"]
+        return [_number(column, item) for item in value]
+    return [_number(column, value)]
+
+
+def _number(column: Mapping[str, Any], value: float | None) -> float:
+    lower = column.get("lower")
+    upper = column.get("upper")
+    lower = -math.inf if lower is None else float(lower)
+    upper = math.inf if upper is None else float(upper)
+    if value is None or math.isnan(value):
+        return 0.0
+    v = min(max(float(value), lower), upper)
+    if math.isinf(v):
+        return 0.0
+    ends = [lower, upper]
+    if column.get("log1p"):
+        v, ends = math.log1p(v), [math.log1p(end) for end in ends if end >= 0]
+    scale = column.get("scale", "center")
+    if scale == "standard":
+        scaled: float = (v - column["mean"]) / column["sd"]
+        return min(max(scaled, -sys.float_info.max), sys.float_info.max)
+    # Halves where upper - lower is beyond the largest double.
+    half = 1.0 if math.isfinite(ends[1] - ends[0]) else 0.5
+    share = (half * v - half * ends[0]) / (half * ends[1] - half * ends[0])
+    return share if scale == "zero_based" else 2 * share - 1

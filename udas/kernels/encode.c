@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * Rounding to float32 moves each feature by at most 2^-24 of itself, so a
+ * float64 row of norm 1 - 2^-19 keeps a norm below 1 - 2^-20 once rounded
+ * (privacy/README.md, "Floating point").
+ */
+#include "encode.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "noise.h"
+#include "scalar.h"
+#include "sgd.h"
+#include "vector.h"
+
+static const double target_norm = 1.0 - 0x1p-19;
+
+/* Bounds of a column as the scaled value sees them, computed once a column. */
+typedef struct Bounds
+{
+	double		lower;
+	double		upper;
+	double		width;			/* upper - lower; halved when half is 0.5 */
+	double		half;			/* 1, or 0.5 where the width would overflow */
+} Bounds;
+
+static Bounds
+column_bounds(const DpmlColumn *column)
+{
+	Bounds		bounds = {column->lower, column->upper, 0.0, 1.0};
+
+	if (column->log1p)
+	{
+		bounds.lower = log1p(bounds.lower);
+		bounds.upper = log1p(bounds.upper);
+	}
+	bounds.width = bounds.upper - bounds.lower;
+	if (!dpml_finite(bounds.width))
+	{
+		bounds.half = 0.5;
+		bounds.width = 0.5 * bounds.upper - 0.5 * bounds.lower;
+	}
+	return bounds;
+}
+
+/* One number to one feature; whatever is not a number at the end is 0. */
+static double
+scale_number(const DpmlColumn *column, const Bounds *bounds, double v)
+{
+	double		scaled;
+
+	v = dpml_clamp(v, column->lower, column->upper);
+	if (!dpml_finite(v))
+		return 0.0;
+	if (column->log1p)
+		v = log1p(v);
+	if (column->scale == DPML_STANDARD)
+		scaled = dpml_clamp((v - column->mean) / column->sd, -DBL_MAX, DBL_MAX);
+	else
+	{
+		scaled = (bounds->half * v - bounds->half * bounds->lower) / bounds->width;
+		scaled = dpml_clamp(scaled, 0.0, 1.0);
+		if (column->scale == DPML_CENTER)
+			scaled = 2.0 * scaled - 1.0;
+	}
+	return dpml_finite(scaled) ? scaled : 0.0;
+}
+
+static int32_t
+reduced(int32_t pixels, int32_t stride)
+{
+	return (pixels - 1) / stride + 1;
+}
+
+int32_t
+dpml_image_features(const DpmlImage *image)
+{
+	return reduced(image->rows, image->stride) * reduced(image->columns, image->stride);
+}
+
+int32_t
+dpml_column_length(const DpmlColumn *column)
+{
+	return column->image.rows > 0 ? column->image.rows * column->image.columns : column->width;
+}
+
+/* Mean of the scaled pixels around one. */
+static double
+blurred(const DpmlColumn *column, const Bounds *bounds, const double *pixels, int32_t r, int32_t c)
+{
+	const DpmlImage *image = &column->image;
+	int32_t		reach = image->blur / 2;
+	double		sum = 0.0;
+	int32_t		n = 0;
+
+	for (int32_t i = r - reach; i <= r + reach; i++)
+		for (int32_t j = c - reach; j <= c + reach; j++)
+			if (i >= 0 && i < image->rows && j >= 0 && j < image->columns)
+			{
+				sum += scale_number(column, bounds, pixels[(int64_t) i * image->columns + j]);
+				n++;
+			}
+	return sum / n;
+}
+
+static void
+encode_image(const DpmlColumn *column, const Bounds *bounds, const double *pixels, double *out)
+{
+	const DpmlImage *image = &column->image;
+
+	for (int32_t r = 0; r < image->rows; r += image->stride)
+		for (int32_t c = 0; c < image->columns; c += image->stride)
+			*out++ = blurred(column, bounds, pixels, r, c);
+}
+
+static void
+encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
+{
+	Bounds		bounds;
+
+	for (int32_t j = 0; j < column->width; j++)
+		out[j] = 0.0;
+	if (column->kind == DPML_CATEGORY)
+	{
+		if (value->level < 0 || value->level >= column->width)
+			return;
+		if (column->centered)
+			for (int32_t j = 0; j < column->width; j++)
+				out[j] = -1.0 / column->width;
+		out[value->level] += 1.0;
+		return;
+	}
+	bounds = column_bounds(column);
+	if (column->kind == DPML_NUMERIC)
+		out[0] = scale_number(column, &bounds, value->number);
+	else if (value->elements == NULL || value->length != dpml_column_length(column))
+		return;
+	else if (column->image.rows > 0)
+		encode_image(column, &bounds, value->elements, out);
+	else
+		for (int32_t j = 0; j < column->width; j++)
+			out[j] = scale_number(column, &bounds, value->elements[j]);
+}
+
+/* Bring the largest entry near 1 by a power of two, so that squares neither overflow nor vanish. */
+static void
+bring_into_range(int32_t n, double *x)
+{
+	double		largest = 0.0;
+	int			exponent;
+
+	for (int32_t i = 0; i < n; i++)
+		largest = dpml_most(largest, fabs(x[i]));
+	frexp(largest, &exponent);
+	for (int32_t i = 0; i < n; i++)
+		x[i] = ldexp(x[i], -exponent);
+}
+
+/* Johnson & Lindenstrauss 1984: independent N(0, 1 / n_projected) entries. */
+void
+dpml_projection(uint64_t seed, int32_t n_projected, int32_t n_raw, float *out)
+{
+	uint8_t		key[32] = {0};
+	DpmlRng		rng;
+	double		pair[2];
+	int64_t		n = (int64_t) n_projected * n_raw;
+
+	for (int i = 0; i < 8; i++)
+		key[i] = (uint8_t) (seed >> (8 * i));
+	dpml_rng_start(&rng, key);
+	for (int64_t i = 0; i < n; i += 2)
+	{
+		dpml_noise_gaussian(&rng, 2, 1.0 / sqrt((double) n_projected), pair);
+		out[i] = (float) pair[0];
+		if (i + 1 < n)
+			out[i + 1] = (float) pair[1];
+	}
+}
+
+static DPML_CLONES void
+project(const DpmlEncoder *encoder, const double *raw, double *out)
+{
+	int32_t		n = encoder->n_features - encoder->intercept;
+
+	for (int32_t i = 0; i < n; i++)
+	{
+		out[i] = dpml_dot_f32(encoder->n_raw, raw, encoder->projection + (int64_t) i * encoder->n_raw);
+		if (!dpml_finite(out[i]))
+			out[i] = 0.0;
+	}
+}
+
+void
+dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *work, float *out)
+{
+	int32_t		n = encoder->n_features;
+	double		factor = 1.0;
+	double		norm;
+	double	   *at = work;
+
+	for (int32_t c = 0; c < encoder->n_columns; c++)
+	{
+		encode_column(&encoder->columns[c], &values[c], at);
+		at += encoder->columns[c].width;
+	}
+	if (encoder->projection != NULL)
+	{
+		work += encoder->n_raw;
+		project(encoder, at - encoder->n_raw, work);
+	}
+	if (encoder->intercept)
+		work[n - 1] = 1.0;
+
+	norm = dpml_norm(n, work);
+	if (norm > target_norm || (encoder->normalize && norm > 0.0))
+	{
+		if (!(norm > 1e-100 && norm < 1e100))
+		{
+			bring_into_range(n, work);
+			norm = dpml_norm(n, work);
+		}
+		factor = target_norm / norm;
+	}
+	for (int32_t i = 0; i < n; i++)
+		out[i] = (float) (work[i] * factor);
+}
+
+void
+dpml_clip_row(int32_t n, double *x)
+{
+	double		norm = dpml_norm(n, x);
+	int			is_finite = dpml_finite(norm);
+
+	if (!is_finite)
+	{
+		/* Finite entries may still have a norm beyond the largest double. */
+		is_finite = 1;
+		for (int32_t i = 0; i < n; i++)
+			is_finite = is_finite && dpml_finite(x[i]);
+		if (is_finite)
+		{
+			bring_into_range(n, x);
+			norm = dpml_norm(n, x);
+		}
+	}
+	if (!is_finite || norm > 1.0)
+	{
+		/* a little below 1, for the rounding of norm and product */
+		double		factor = is_finite ? (1.0 - 0x1p-50) / norm : 0.0;
+
+		for (int32_t i = 0; i < n; i++)
+			x[i] = is_finite ? x[i] * factor : 0.0;
+	}
+}

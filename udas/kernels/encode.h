@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * A row of values to a float32 vector of norm at most 1 - 2^-20, from public
+ * constants alone.  Total: every value has an encoding (privacy/README.md,
+ * "Bad rows never show").
+ */
+#ifndef DPML_ENCODE_H
+#define DPML_ENCODE_H
+
+#include <stdint.h>
+
+enum DpmlColumnKind
+{
+	DPML_NUMERIC = 0,			/* one feature */
+	DPML_CATEGORY = 1,			/* one feature a level */
+	DPML_ARRAY = 2				/* one feature an element, each as a numeric */
+};
+
+enum DpmlScale
+{
+	DPML_CENTER = 0,			/* middle of the bounds to 0, bounds to -1 and +1 */
+	DPML_ZERO_BASED = 1,		/* lower to 0, upper to 1 */
+	DPML_STANDARD = 2			/* (v - mean) / sd, clamped to the bounds first where they are finite */
+};
+
+/*
+ * An array that is an image, row by row: every feature is the mean of the blur x blur pixels
+ * around a pixel (of those inside the image), for every stride-th pixel of every stride-th row.
+ */
+typedef struct DpmlImage
+{
+	int32_t		rows;
+	int32_t		columns;
+	int32_t		blur;			/* odd */
+	int32_t		stride;			/* >= 1 */
+} DpmlImage;
+
+typedef struct DpmlColumn
+{
+	int32_t		kind;			/* enum DpmlColumnKind */
+	int32_t		scale;			/* enum DpmlScale; numeric and array */
+	int32_t		log1p;			/* 1: ln(1 + v) of value and bounds before scaling; lower >= 0 */
+	int32_t		width;			/* features: 1, levels, array length, or pixels of the reduced image */
+	int32_t		centered;		/* category: 1 subtracts 1/levels from every feature */
+	double		lower;			/* public bounds, lower < upper; infinite only for standard */
+	double		upper;
+	double		mean;			/* standard only */
+	double		sd;				/* standard only, > 0 */
+	DpmlImage	image;			/* array only; rows = 0 where it is no image */
+} DpmlColumn;
+
+typedef struct DpmlEncoder
+{
+	const DpmlColumn *columns;
+	int32_t		n_columns;
+	int32_t		n_raw;			/* sum of widths */
+	int32_t		n_features;		/* n_raw, or the projection's, plus the intercept */
+	int32_t		intercept;		/* 1: a last feature of constant 1 */
+	int32_t		normalize;		/* 1: every row to norm 1 (a zero row stays zero); 0: only longer rows */
+	const float *projection;	/* (n_features - intercept) x n_raw, row-major; NULL for none */
+} DpmlEncoder;
+
+typedef struct DpmlValue
+{
+	double		number;			/* numeric: NaN for NULL */
+	int32_t		level;			/* category: index, or -1 for NULL and unknown */
+	int32_t		length;			/* array: elements; another length than width encodes as zeros */
+	const double *elements;		/* array: NaN for NULL elements */
+} DpmlValue;
+
+/* Features of an image of which rows and columns are given. */
+int32_t		dpml_image_features(const DpmlImage *image);
+
+/* Elements that an array column must have. */
+int32_t		dpml_column_length(const DpmlColumn *column);
+
+/*
+ * A Gaussian random projection from n_raw to n_projected features, which keeps
+ * squared norms on average; the seed is public.
+ */
+void		dpml_projection(uint64_t seed, int32_t n_projected, int32_t n_raw, float *out);
+
+/*
+ * out has n_features floats, work n_raw + n_features doubles.  NaN encodes as 0, an infinity as the nearer bound
+ * (0 where that is infinite too), an unknown level as zeros.
+ */
+void		dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *work, float *out);
+
+/* Scale x to norm <= 1 if it is longer; a row that is not finite becomes zero. */
+void		dpml_clip_row(int32_t n, double *x);
+
+#endif

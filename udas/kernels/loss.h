@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * Losses phi(u, y) of a linear score u = <w, x>, for rows with ||x||_2 <= 1.
+ * With n_classes > 1 there are K scores, and the loss is softmax, or the sum of
+ * K binary losses, one a class against all others.
+ * L bounds the data gradient and beta the data Hessian; the regulariser is in
+ * neither (privacy/README.md, "Losses").
+ */
+#ifndef DPML_LOSS_H
+#define DPML_LOSS_H
+
+#include <stdint.h>
+
+enum DpmlLossKind
+{
+	DPML_LOGISTIC = 0,			/* ln(1 + exp(-y u)), y in {-1, +1} */
+	DPML_HUBER_SVM = 1,			/* hinge smoothed on |1 - y u| <= h */
+	DPML_SQUARED = 2,			/* (u - y)^2 / 2, Huber beyond the clip */
+	DPML_SOFTMAX = 3			/* -ln p_y, y in {0 .. K-1} */
+};
+
+typedef struct DpmlLoss
+{
+	int32_t		kind;			/* enum DpmlLossKind */
+	int32_t		n_classes;		/* K, rows of the weight matrix: >= 2 for softmax and one-vs-all, else 1 */
+	double		huber_h;		/* half width of the Huber SVM's bend, > 0 */
+	double		clip;			/* bound on |d phi / d u| of one score, > 0; infinity for none.  Not for softmax. */
+} DpmlLoss;
+
+/* Value and derivative in u of a scalar loss; with a clip, those of the convex loss whose derivative is clipped. */
+double		dpml_loss_value(const DpmlLoss *loss, double u, double y);
+double		dpml_loss_derivative(const DpmlLoss *loss, double u, double y);
+
+/* Softmax value, and its gradient in the K scores (probabilities minus the one-hot label). */
+double		dpml_softmax_value(int32_t n_classes, const double *scores, int32_t label);
+void		dpml_softmax_gradient(int32_t n_classes, const double *scores, int32_t label, double *gradient);
+
+/* The same for any loss of n_classes > 1 scores; label in 0 .. K-1.  gradient may be the same array as scores. */
+double		dpml_classes_value(const DpmlLoss *loss, const double *scores, int32_t label);
+void		dpml_classes_gradient(const DpmlLoss *loss, const double *scores, int32_t label, double *gradient);
+
+/* L in the Frobenius norm of the K x d gradient, and beta. */
+double		dpml_loss_lipschitz(const DpmlLoss *loss);
+double		dpml_loss_smoothness(const DpmlLoss *loss);
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* One row in any of the three forms it is stored in: float32, float64, sparse. */
+#ifndef DPML_ROW_H
+#define DPML_ROW_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "block.h"
+#include "vector.h"
+
+enum RowForm
+{
+	ROW_F32,
+	ROW_F64,
+	ROW_SPARSE
+};
+
+/* One row; form is a constant wherever a row is made, so the switches below fold away. */
+typedef struct Row
+{
+	int			form;
+	int64_t		n;				/* stored values */
+	const float *f32;
+	const double *f64;
+	const uint32_t *columns;
+	double		label;
+} Row;
+
+DPML_INLINE double
+row_dot(const Row *row, const double *w)
+{
+	if (row->form == ROW_F32)
+		return dpml_dot_f32(row->n, w, row->f32);
+	if (row->form == ROW_F64)
+		return dpml_dot_f64(row->n, w, row->f64);
+	return dpml_dot_sparse(row->n, w, row->columns, row->f32);
+}
+
+/* out += a row; a = 0 leaves out alone even where the row is not finite. */
+DPML_INLINE void
+row_axpy(const Row *row, double a, double *out)
+{
+	if (a == 0.0)
+		return;
+	if (row->form == ROW_F32)
+		dpml_axpy_f32(row->n, a, row->f32, out);
+	else if (row->form == ROW_F64)
+		dpml_axpy_f64(row->n, a, row->f64, out);
+	else
+		dpml_axpy_sparse(row->n, a, row->columns, row->f32, out);
+}
+
+DPML_INLINE Row
+block_row(const DpmlBlock *block, int32_t i)
+{
+	Row			row = {ROW_F32, block->n_features, NULL, NULL, NULL, block->labels[i]};
+
+	if (block->kind == DPML_DENSE)
+		row.f32 = block->values + (int64_t) i * block->n_features;
+	else
+	{
+		uint32_t	start = i > 0 ? block->row_end[i - 1] : 0;
+
+		row.form = ROW_SPARSE;
+		row.n = block->row_end[i] - start;
+		row.columns = block->columns + start;
+		row.f32 = block->values + start;
+	}
+	return row;
+}
+
+/* A class index, or -1 for anything else. */
+DPML_INLINE int32_t
+class_index(double label, int32_t n_classes)
+{
+	if (!(label >= 0.0 && label < n_classes) || label != floor(label))
+		return -1;
+	return (int32_t) label;
+}
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* What weights say about rows: scores and losses; and the norm that every bound is checked by. */
+#include "sgd.h"
+
+#include <math.h>
+
+#include "row.h"
+#include "scalar.h"
+#include "vector.h"
+
+DPML_CLONES double
+dpml_norm(int64_t n, const double *x)
+{
+	double		squares = dpml_dot_f64(n, x, x);
+	double		largest = 0.0;
+
+	if (squares > 1e-280 && squares < 1e280)
+		return sqrt(squares);
+	for (int64_t i = 0; i < n; i++)
+	{
+		if (!dpml_finite(x[i]))
+			return fabs(x[i]);
+		largest = dpml_most(largest, fabs(x[i]));
+	}
+	if (largest == 0.0)
+		return 0.0;
+	squares = 0.0;
+	for (int64_t i = 0; i < n; i++)
+		squares += (x[i] / largest) * (x[i] / largest);
+	return largest * sqrt(squares);
+}
+
+DPML_INLINE double
+row_loss(const DpmlLoss *loss, const double *weights, int32_t n_features, const Row *row, double *scores)
+{
+	double		value = 0.0;
+
+	if (loss->n_classes > 1)
+	{
+		int32_t		label = class_index(row->label, loss->n_classes);
+
+		for (int32_t k = 0; k < loss->n_classes; k++)
+			scores[k] = row_dot(row, weights + (int64_t) k * n_features);
+		if (label >= 0)
+			value = dpml_classes_value(loss, scores, label);
+	}
+	else
+		value = dpml_loss_value(loss, row_dot(row, weights), row->label);
+	return dpml_finite(value) ? value : 0.0;
+}
+
+DPML_CLONES double
+dpml_loss_sum_block(const DpmlLoss *loss, const double *weights, const DpmlBlock *block, double *scores)
+{
+	double		sum = 0.0;
+
+	for (int32_t i = 0; i < block->n_rows; i++)
+	{
+		Row			row = block_row(block, i);
+
+		sum += row_loss(loss, weights, block->n_features, &row, scores);
+	}
+	return sum;
+}
+
+double
+dpml_loss_sum_row(const DpmlLoss *loss, const double *weights, int32_t n_features,
+				  const double *x, double y, double *scores)
+{
+	Row			row = {ROW_F64, n_features, NULL, x, NULL, y};
+
+	return row_loss(loss, weights, n_features, &row, scores);
+}
+
+DPML_CLONES void
+dpml_scores(int32_t n_outputs, int32_t n_features, const double *weights, const float *x, double *scores)
+{
+	for (int32_t k = 0; k < n_outputs; k++)
+		scores[k] = dpml_dot_f32(n_features, weights + (int64_t) k * n_features, x);
+}

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * The weights are kept as w = scale * weights, so that the shrink by
+ * 1 - eta lambda and the projection cost one multiplication each:
+ *		scale <- (1 - eta lambda) scale,   weights <- weights - eta / (b scale) G,
+ * G the gradient sum of the batch.  At b = 1 a row goes straight into weights.
+ *
+ * A row whose score or derivative is not finite contributes nothing.  The
+ * encoder makes no such row; forged bytes can.
+ */
+#include "sgd.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "row.h"
+#include "scalar.h"
+#include "vector.h"
+
+/* The scale is folded into the weights when it leaves this range. */
+#define SCALE_MIN 0x1p-64
+#define SCALE_MAX 0x1p64
+
+DPML_INLINE int64_t
+n_weights(const DpmlSgdOptions *options)
+{
+	return (int64_t) options->loss.n_classes * options->n_features;
+}
+
+static void
+fold_scale(DpmlSgd *state)
+{
+	int64_t		n = n_weights(&state->options);
+
+	if (state->scale == 0.0)
+		memset(state->weights, 0, (size_t) n * sizeof(double));
+	else
+		for (int64_t i = 0; i < n; i++)
+			state->weights[i] *= state->scale;
+	state->scale = 1.0;
+}
+
+/* Shrink for the next step; returns what multiplies the gradient sum in the weights. */
+DPML_INLINE double
+begin_step(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	double		step = dpml_step(&options->schedule, ++state->steps);
+
+	state->scale *= 1.0 - step * options->lambda;
+	if (!(fabs(state->scale) > SCALE_MIN && fabs(state->scale) < SCALE_MAX))
+		fold_scale(state);
+	return -step / (options->batch_size * state->scale);
+}
+
+DPML_INLINE void
+project(DpmlSgd *state)
+{
+	double		squares = dpml_dot_f64(n_weights(&state->options), state->weights, state->weights);
+	double		norm;
+
+	if (squares > 1e-280 && squares < 1e280)
+		norm = sqrt(squares);
+	else
+		norm = dpml_norm(n_weights(&state->options), state->weights);
+	norm *= fabs(state->scale);
+	if (norm > state->options.radius)
+		state->scale *= state->options.radius / norm;
+}
+
+DPML_INLINE void
+end_step(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+
+	if (options->radius < INFINITY)
+		project(state);
+	if (options->average_from > 0 && state->steps >= options->average_from)
+	{
+		dpml_axpy_f64(n_weights(options), state->scale, state->weights, state->average);
+		state->averaged++;
+	}
+}
+
+DPML_INLINE void
+apply_batch(DpmlSgd *state)
+{
+	int64_t		n = n_weights(&state->options);
+	double		factor = begin_step(state);
+
+	dpml_axpy_f64(n, factor, state->gradient, state->weights);
+	memset(state->gradient, 0, (size_t) n * sizeof(double));
+	state->in_batch = 0;
+	end_step(state);
+}
+
+/* Derivative of the loss in the score; 0 for a row that contributes nothing. */
+DPML_INLINE double
+score_slope(const DpmlLoss *loss, double score, double label)
+{
+	double		slope = dpml_derivative(loss, score, label);
+
+	return dpml_finite(score) && dpml_finite(slope) ? slope : 0.0;
+}
+
+/* A batch of one row goes straight into the weights.  One of one unit may have several rows. */
+DPML_INLINE int
+is_direct(const DpmlSgdOptions *options)
+{
+	return options->batch_size == 1 && !options->units;
+}
+
+/*
+ * With units a batch ends where a unit begins that does not fit any more: all
+ * rows of a unit go into one batch.  The first row of a pass begins a unit
+ * whatever the block says.
+ */
+DPML_INLINE void
+begin_row(DpmlSgd *state, int starts_unit)
+{
+	if (state->in_batch > 0 && !starts_unit)
+		return;
+	if (state->in_batch >= state->options.batch_size)
+		apply_batch(state);
+	state->in_batch++;
+}
+
+/* The row's step when it is a batch of its own, or the batch's when the row fills it. */
+DPML_INLINE void
+row_done(DpmlSgd *state)
+{
+	state->rows++;
+	if (state->options.units)
+		return;
+	if (state->options.batch_size == 1)
+		end_step(state);
+	else if (++state->in_batch >= state->options.batch_size)
+		apply_batch(state);
+}
+
+/* A row of a loss of one score. */
+DPML_INLINE void
+take_row(DpmlSgd *state, const Row *row)
+{
+	double		score = state->scale * row_dot(row, state->weights);
+	double		slope = score_slope(&state->options.loss, score, row->label);
+
+	if (is_direct(&state->options))
+		row_axpy(row, begin_step(state) * slope, state->weights);
+	else
+		row_axpy(row, slope, state->gradient);
+	row_done(state);
+}
+
+/* A row of a loss of K scores: the gradient is the outer product of that in the scores and the row. */
+DPML_INLINE void
+take_row_classes(DpmlSgd *state, const Row *row)
+{
+	const DpmlLoss *loss = &state->options.loss;
+	int64_t		d = state->options.n_features;
+	int			direct = is_direct(&state->options);
+	double	   *target = direct ? state->weights : state->gradient;
+	double	   *scores = state->scores;
+	int32_t		label = class_index(row->label, loss->n_classes);
+	int			usable = label >= 0;
+	double		factor = 1.0;
+
+	for (int32_t k = 0; k < loss->n_classes; k++)
+	{
+		scores[k] = state->scale * row_dot(row, state->weights + k * d);
+		usable = usable && dpml_finite(scores[k]);
+	}
+	if (direct)
+		factor = begin_step(state);
+	if (usable)
+	{
+		dpml_classes_gradient(loss, scores, label, scores);
+		for (int32_t k = 0; k < loss->n_classes; k++)
+			row_axpy(row, factor * scores[k], target + k * d);
+	}
+	row_done(state);
+}
+
+/*
+ * n_rows (a constant) dense rows that stay inside the open batch, for a loss of
+ * one score: they all see the same weights, so they can go together.  The numbers
+ * are those of n_rows calls of take_row.
+ */
+DPML_INLINE void
+take_group(DpmlSgd *state, int n_rows, const float *x, const float *labels)
+{
+	const DpmlSgdOptions *options = &state->options;
+	double		slope[DPML_GROUP];
+	int			all_used = 1;
+
+	dpml_dot_rows_f32(n_rows, options->n_features, state->weights, x, slope);
+	for (int r = 0; r < n_rows; r++)
+	{
+		slope[r] = score_slope(&options->loss, state->scale * slope[r], labels[r]);
+		all_used = all_used && slope[r] != 0.0;
+	}
+	if (all_used)
+		dpml_axpy_rows_f32(n_rows, options->n_features, slope, x, state->gradient);
+	else
+		for (int r = 0; r < n_rows; r++)
+			if (slope[r] != 0.0)
+				dpml_axpy_f32(options->n_features, slope[r], x + (int64_t) r * options->n_features,
+							  state->gradient);
+	state->rows += n_rows;
+	state->in_batch += n_rows;
+	if (state->in_batch >= options->batch_size)
+		apply_batch(state);
+}
+
+DPML_INLINE void
+take_dense(DpmlSgd *state, const DpmlBlock *block)
+{
+	int			grouped = state->options.batch_size > 1;
+	int64_t		n = block->n_features;
+
+	for (int32_t i = 0; i < block->n_rows;)
+	{
+		const float *x = block->values + i * n;
+		int32_t		room = state->options.batch_size - state->in_batch;
+
+		if (room > block->n_rows - i)
+			room = block->n_rows - i;
+		if (grouped && room >= 4)
+		{
+			take_group(state, 4, x, block->labels + i);
+			i += 4;
+		}
+		else if (grouped && room >= 2)
+		{
+			take_group(state, 2, x, block->labels + i);
+			i += 2;
+		}
+		else
+		{
+			Row			row = {ROW_F32, n, x, NULL, NULL, block->labels[i]};
+
+			take_row(state, &row);
+			i++;
+		}
+	}
+}
+
+size_t
+dpml_sgd_memory(const DpmlSgdOptions *options)
+{
+	return 64 + sizeof(double) * (3 * (size_t) n_weights(options) + (size_t) options->loss.n_classes);
+}
+
+void
+dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory,
+			   const double *weights, const double *average, int64_t steps)
+{
+	int64_t		n = n_weights(options);
+	size_t		size = (size_t) n * sizeof(double);
+
+	memset(state, 0, sizeof(*state));
+	state->options = *options;
+	state->steps = steps;
+	state->scale = 1.0;
+	/* from a cache line's start, so that no load of four lanes straddles two */
+	state->weights = (double *) (((uintptr_t) memory + 63) & ~(uintptr_t) 63);
+	state->gradient = state->weights + n;
+	state->average = state->gradient + n;
+	state->scores = state->average + n;
+	memset(state->weights, 0, 3 * size + (size_t) options->loss.n_classes * sizeof(double));
+
+	if (weights != NULL)
+		memcpy(state->weights, weights, size);
+	if (options->radius < INFINITY)
+		project(state);
+	if (average != NULL && options->average_from > 0 && steps >= options->average_from)
+	{
+		state->averaged = steps - options->average_from + 1;
+		for (int64_t i = 0; i < n; i++)
+			state->average[i] = average[i] * (double) state->averaged;
+	}
+}
+
+DPML_CLONES void
+dpml_sgd_row(DpmlSgd *state, const double *x, double y)
+{
+	Row			row = {ROW_F64, state->options.n_features, NULL, x, NULL, y};
+
+	if (state->options.units)
+		begin_row(state, 1);
+	if (state->options.loss.n_classes > 1)
+		take_row_classes(state, &row);
+	else
+		take_row(state, &row);
+}
+
+/* Blocks with units: row by row, as a batch may end before any row. */
+static DPML_CLONES void
+take_units(DpmlSgd *state, const DpmlBlock *block)
+{
+	for (int32_t i = 0; i < block->n_rows; i++)
+	{
+		Row			row = block_row(block, i);
+
+		begin_row(state, dpml_block_starts_unit(block, i));
+		if (state->options.loss.n_classes > 1)
+			take_row_classes(state, &row);
+		else
+			take_row(state, &row);
+	}
+}
+
+static DPML_CLONES void
+take_classes(DpmlSgd *state, const DpmlBlock *block)
+{
+	for (int32_t i = 0; i < block->n_rows; i++)
+	{
+		Row			row = block_row(block, i);
+
+		take_row_classes(state, &row);
+	}
+}
+
+static DPML_CLONES void
+take_sparse(DpmlSgd *state, const DpmlBlock *block)
+{
+	for (int32_t i = 0; i < block->n_rows; i++)
+	{
+		Row			row = block_row(block, i);
+
+		row.form = ROW_SPARSE;
+		take_row(state, &row);
+	}
+}
+
+DPML_CLONES void
+dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block)
+{
+	DpmlSgd		local = *state; /* no store to the arrays can alias it */
+
+	/* The caller has refused such a block by name; the arrays must be safe from it anyway. */
+	if (block->n_features != state->options.n_features)
+		return;
+	if (state->options.units)
+		take_units(&local, block);
+	else if (state->options.loss.n_classes > 1)
+		take_classes(&local, block);
+	else if (block->kind == DPML_CSR)
+		take_sparse(&local, block);
+	else
+		take_dense(&local, block);
+	*state = local;
+}
+
+void
+dpml_sgd_finish(DpmlSgd *state)
+{
+	int64_t		n = n_weights(&state->options);
+
+	if (state->in_batch > 0)
+		apply_batch(state);
+	fold_scale(state);
+	if (state->averaged > 0)
+		for (int64_t i = 0; i < n; i++)
+			state->average[i] /= (double) state->averaged;
+}
