@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: PostgreSQL */
+
+\echo Use "CREATE EXTENSION pg_dpml" to load this file. \quit
+
+-- Schema and tables
+
+CREATE SCHEMA dpml_work;
+COMMENT ON SCHEMA dpml_work IS
+'private tables of runs of dpml: packed rows and un-noised weights, dropped when a run ends';
+
+CREATE TABLE dpml.ledger (
+	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	charged_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	charged_by name NOT NULL DEFAULT current_user,
+	dataset text NOT NULL,
+	model text NOT NULL,
+	method text NOT NULL,
+	private boolean NOT NULL,
+	epsilon numeric,
+	delta numeric,
+	relation text,
+	n_rows bigint,
+	mechanism jsonb NOT NULL
+);
+COMMENT ON TABLE dpml.ledger IS 'what every training run spent, written and committed before it reads a row';
+COMMENT ON COLUMN dpml.ledger.id IS 'number of the charge';
+COMMENT ON COLUMN dpml.ledger.charged_at IS 'start of the transaction that charged';
+COMMENT ON COLUMN dpml.ledger.charged_by IS 'role that charged';
+COMMENT ON COLUMN dpml.ledger.dataset IS 'table or view that the run reads';
+COMMENT ON COLUMN dpml.ledger.model IS 'name of the model the run was to make';
+COMMENT ON COLUMN dpml.ledger.method IS 'training method';
+COMMENT ON COLUMN dpml.ledger.private IS 'false for a run without a guarantee';
+COMMENT ON COLUMN dpml.ledger.epsilon IS 'epsilon of the guarantee; null if not private';
+COMMENT ON COLUMN dpml.ledger.delta IS 'delta of the guarantee; null if not private';
+COMMENT ON COLUMN dpml.ledger.relation IS 'neighbouring relation: replace_one or add_remove';
+COMMENT ON COLUMN dpml.ledger.n_rows IS 'public number of rows';
+COMMENT ON COLUMN dpml.ledger.mechanism IS 'mechanism and its parameters, from which the cost can be composed';
+
+CREATE TABLE dpml.models (
+	name text PRIMARY KEY,
+	created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	owner name NOT NULL DEFAULT current_user,
+	method text NOT NULL,
+	private boolean NOT NULL,
+	task text NOT NULL CHECK (task IN ('binary', 'multiclass', 'regression')),
+	loss text NOT NULL,
+	classes text[],
+	weights float8[] NOT NULL,
+	n_features int NOT NULL,
+	encoder jsonb NOT NULL,
+	privacy jsonb NOT NULL,
+	training jsonb NOT NULL,
+	charge bigint REFERENCES dpml.ledger (id)
+);
+COMMENT ON TABLE dpml.models IS 'released models';
+COMMENT ON COLUMN dpml.models.name IS 'name that dpml.predict takes';
+COMMENT ON COLUMN dpml.models.created_at IS 'start of the transaction that stored the model';
+COMMENT ON COLUMN dpml.models.owner IS 'role that stored the model';
+COMMENT ON COLUMN dpml.models.method IS 'training method';
+COMMENT ON COLUMN dpml.models.private IS 'false for a model without a guarantee';
+COMMENT ON COLUMN dpml.models.task IS 'binary, multiclass or regression';
+COMMENT ON COLUMN dpml.models.loss IS 'logistic, huber_svm, squared or softmax';
+COMMENT ON COLUMN dpml.models.classes IS 'class names; binary: negative, positive; null for regression';
+COMMENT ON COLUMN dpml.models.weights IS 'released weights, one row of n_features for each class or a single row';
+COMMENT ON COLUMN dpml.models.n_features IS 'features that the encoder makes, intercept included';
+COMMENT ON COLUMN dpml.models.encoder IS 'specification that dpml.encode takes';
+COMMENT ON COLUMN dpml.models.privacy IS 'the guarantee and how it was calibrated';
+COMMENT ON COLUMN dpml.models.training IS 'options of the training run';
+COMMENT ON COLUMN dpml.models.charge IS 'the charge in dpml.ledger';
+
+SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
+
+CREATE TYPE dpml.epoch AS (weights float8[], average float8[], steps bigint, rows bigint);
+COMMENT ON TYPE dpml.epoch IS
+'result of a pass: weights (one row of features for each class), mean of the iterates or null, steps of all passes so far, rows of this pass';
+
+-- Support functions
+
+CREATE FUNCTION dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_rows_step';
+COMMENT ON FUNCTION dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb) IS
+'transition of dpml.sgd_epoch over rows';
+
+CREATE FUNCTION dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_blocks_step';
+COMMENT ON FUNCTION dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+'transition of dpml.sgd_epoch over blocks';
+
+CREATE FUNCTION dpml.sgd_final(internal) RETURNS dpml.epoch
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_final';
+COMMENT ON FUNCTION dpml.sgd_final(internal) IS 'end of dpml.sgd_epoch';
+
+CREATE FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_rows_step';
+COMMENT ON FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) IS
+'transition of dpml.loss over rows';
+
+CREATE FUNCTION dpml.loss_blocks_step(internal, bytea, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_blocks_step';
+COMMENT ON FUNCTION dpml.loss_blocks_step(internal, bytea, float8[], jsonb) IS
+'transition of dpml.loss over blocks';
+
+CREATE FUNCTION dpml.loss_final(internal) RETURNS float8
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_final';
+COMMENT ON FUNCTION dpml.loss_final(internal) IS 'end of dpml.loss';
+
+CREATE FUNCTION dpml.pack_step(internal, bytea) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_step';
+COMMENT ON FUNCTION dpml.pack_step(internal, bytea) IS 'transition of dpml.pack';
+
+CREATE FUNCTION dpml.pack_final(internal) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_final';
+COMMENT ON FUNCTION dpml.pack_final(internal) IS 'end of dpml.pack';
+
+-- Aggregates.  Their results carry no noise and touch no ledger: they are for the data's curator.
+
+-- The order of the rows is part of the result, so a plan with workers would change it.
+CREATE AGGREGATE dpml.sgd_epoch(x float8[], y float8, start float8[], options jsonb) (
+	SFUNC = dpml.sgd_rows_step, STYPE = internal,
+	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_epoch(float8[], float8, float8[], jsonb) IS
+'one pass of SGD over rows, in the order they come (write ORDER BY random()); not private: the result carries no noise';
+
+CREATE AGGREGATE dpml.sgd_epoch(block_no int4, block bytea, start dpml.epoch, options jsonb) (
+	SFUNC = dpml.sgd_blocks_step, STYPE = internal,
+	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) IS
+'one pass of SGD over packed blocks, which must come as 0, 1, 2, ...; not private: the result carries no noise';
+
+CREATE AGGREGATE dpml.loss(x float8[], y float8, weights float8[], options jsonb) (
+	SFUNC = dpml.loss_rows_step, STYPE = internal,
+	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.loss(float8[], float8, float8[], jsonb) IS
+'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise';
+
+CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
+	SFUNC = dpml.loss_blocks_step, STYPE = internal,
+	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.loss(bytea, float8[], jsonb) IS
+'mean loss of weights over packed blocks, plus lambda/2 ||w||^2; not private: the result carries no noise';
+
+CREATE AGGREGATE dpml.pack(block bytea) (
+	SFUNC = dpml.pack_step, STYPE = internal,
+	FINALFUNC = dpml.pack_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.pack(bytea) IS 'one block of the rows of many, in the order they come';
+
+-- Functions for the curator
+
+CREATE FUNCTION dpml.encode(spec jsonb, r record) RETURNS bytea
+	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_encode';
+COMMENT ON FUNCTION dpml.encode(jsonb, record) IS
+'a record as a block of one row, by a specification of its columns; no value of a row is an error';
+
+CREATE FUNCTION dpml.encode(spec jsonb, r record, starts_unit boolean) RETURNS bytea
+	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_encode';
+COMMENT ON FUNCTION dpml.encode(jsonb, record, boolean) IS
+'a record as a block of one row that says whether the row is the first of its unit of privacy';
+
+CREATE FUNCTION dpml.pack(block bytea, capacity int4, max_bytes int4 DEFAULT 2147483647) RETURNS bytea
+	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_window';
+COMMENT ON FUNCTION dpml.pack(bytea, int4, int4) IS
+'window function: at its first row a block of the next rows, at most capacity and within max_bytes; null at the others';
+
+CREATE FUNCTION dpml.rows(block bytea) RETURNS SETOF bytea
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_rows';
+COMMENT ON FUNCTION dpml.rows(bytea) IS 'the rows of a block, each as a block of one row';
+
+CREATE FUNCTION dpml.unpack(block bytea) RETURNS TABLE (x float4[], y float4)
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_unpack';
+COMMENT ON FUNCTION dpml.unpack(bytea) IS 'the rows of a block as features and label';
+
+CREATE FUNCTION dpml.block_capacity(kind text, n_features int4, n_values int4) RETURNS int4
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_block_capacity_sql';
+COMMENT ON FUNCTION dpml.block_capacity(text, int4, int4) IS
+'rows for one block: kind dense or csr, features of a row, at most n_values of them stored (csr)';
+
+-- Predictions, for everyone who may read dpml.models
+
+CREATE FUNCTION dpml.predict(model text, r record) RETURNS text
+	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict';
+COMMENT ON FUNCTION dpml.predict(text, record) IS
+'class that a model predicts for a record of raw columns; for regression the value as text';
+
+CREATE FUNCTION dpml.predict_value(model text, r record) RETURNS float8
+	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict_value';
+COMMENT ON FUNCTION dpml.predict_value(text, record) IS
+'decision value (binary), largest score (multiclass) or predicted value (regression)';
+
+CREATE FUNCTION dpml.predict_proba(model text, r record) RETURNS float8[]
+	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict_proba';
+COMMENT ON FUNCTION dpml.predict_proba(text, record) IS
+'probabilities in the order of the model''s classes, for the losses logistic and softmax';
+
+CREATE FUNCTION dpml.label(model text, r record) RETURNS text
+	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_label';
+COMMENT ON FUNCTION dpml.label(text, record) IS
+'declared class that a record''s own label belongs to, null if none; for regression the label inside its bounds, as text';
+
+-- Privileges
+
+REVOKE ALL ON FUNCTION
+	dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb),
+	dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_final(internal),
+	dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb),
+	dpml.loss_blocks_step(internal, bytea, float8[], jsonb),
+	dpml.loss_final(internal),
+	dpml.pack_step(internal, bytea),
+	dpml.pack_final(internal),
+	dpml.sgd_epoch(float8[], float8, float8[], jsonb),
+	dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
+	dpml.loss(float8[], float8, float8[], jsonb),
+	dpml.loss(bytea, float8[], jsonb),
+	dpml.pack(bytea),
+	dpml.pack(bytea, int4, int4),
+	dpml.encode(jsonb, record),
+	dpml.encode(jsonb, record, boolean),
+	dpml.rows(bytea),
+	dpml.unpack(bytea)
+FROM PUBLIC;
+REVOKE ALL ON TABLE dpml.ledger, dpml.models FROM PUBLIC;
+REVOKE ALL ON SCHEMA dpml_work FROM PUBLIC;
+GRANT USAGE ON SCHEMA dpml TO PUBLIC;
+
+-- Roles belong to the cluster: they may exist already, and outlive the extension.
+DO $$
+DECLARE
+	missing name;
+BEGIN
+	FOREACH missing IN ARRAY ARRAY['dpml_curator', 'dpml_analyst']::name[] LOOP
+		CONTINUE WHEN EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = missing);
+		BEGIN
+			EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', missing);
+		EXCEPTION
+			WHEN insufficient_privilege THEN
+				RAISE NOTICE 'role "%" does not exist and cannot be created without CREATEROLE', missing
+					USING HINT = 'Have it created, then drop and create the extension again, or grant by hand.';
+			WHEN duplicate_object OR unique_violation THEN
+				NULL;
+		END;
+	END LOOP;
+
+	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_curator') THEN
+		GRANT EXECUTE ON FUNCTION
+			dpml.sgd_epoch(float8[], float8, float8[], jsonb),
+			dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
+			dpml.loss(float8[], float8, float8[], jsonb),
+			dpml.loss(bytea, float8[], jsonb),
+			dpml.pack(bytea),
+			dpml.pack(bytea, int4, int4),
+			dpml.encode(jsonb, record),
+			dpml.encode(jsonb, record, boolean),
+			dpml.rows(bytea),
+			dpml.unpack(bytea)
+		TO dpml_curator;
+		GRANT SELECT, INSERT ON TABLE dpml.ledger TO dpml_curator;
+		GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE dpml.models TO dpml_curator;
+		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
+	END IF;
+	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_analyst') THEN
+		GRANT SELECT ON TABLE dpml.models TO dpml_analyst;
+	END IF;
+END
+$$;

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * Loading a model from dpml.models, with the rights of the caller.
+ *
+ * Models stay in the call site's fn_extra, so a query loads each of its models
+ * once.  A call site lives as long as a query (in PL/pgSQL at most as long as
+ * a transaction), and sees the models as they were when it first used them.
+ */
+#include "model.h"
+
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+static const char *const model_query =
+"SELECT task, loss, classes, weights, n_features, encoder"
+" FROM dpml.models WHERE name OPERATOR(pg_catalog.=) $1";
+
+/* In the order of enum DpmlTask. */
+static const char *const task_names[] = {"binary", "multiclass", "regression"};
+
+static void
+refuse_model(const DpmlModel *model, const char *detail)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("model \"%s\" in dpml.models is inconsistent", model->name),
+			 errdetail("%s", detail),
+			 errhint("Train it again, or restore its row from a backup.")));
+}
+
+static void
+take_classes(DpmlModel *model, Datum value)
+{
+	Datum	   *items;
+	bool	   *nulls;
+
+	deconstruct_array(DatumGetArrayTypeP(value), TEXTOID, -1, false, TYPALIGN_INT, &items, &nulls, &model->n_classes);
+	model->classes = palloc0(Max(model->n_classes, 1) * sizeof(text *));
+	for (int i = 0; i < model->n_classes; i++)
+	{
+		if (nulls[i])
+			refuse_model(model, "A class is null.");
+		model->classes[i] = DatumGetTextPCopy(items[i]);
+	}
+}
+
+/* Check that the parts of the model fit each other. */
+static void
+check_model(const DpmlModel *model, const DpmlSpec *spec, Size n_weights, int32 n_features)
+{
+	DpmlLabelKind kind = spec->label_kind;
+
+	if (n_features != spec->encoder.n_features)
+		refuse_model(model, "The encoder makes another number of features.");
+	if (n_weights != (Size) model->n_outputs * (Size) n_features)
+		refuse_model(model, "The number of weights does not fit features and classes.");
+	if (model->task == DPML_TASK_BINARY && (model->n_classes != 2 || kind != DPML_LABEL_BINARY))
+		refuse_model(model, "A binary model needs two classes and a binary label.");
+	if (model->task == DPML_TASK_MULTICLASS &&
+		(model->n_classes < 2 || kind != DPML_LABEL_CLASSES || spec->label_levels.n != model->n_classes))
+		refuse_model(model, "A multiclass model needs the classes of its label.");
+	if (model->task == DPML_TASK_REGRESSION && kind != DPML_LABEL_NUMBER)
+		refuse_model(model, "A regression model needs the bounds of its label.");
+}
+
+/* Fill the model from the one row of SPI_tuptable; everything is copied into the current context. */
+static void
+fill_model(DpmlModel *model)
+{
+	HeapTuple	tuple = SPI_tuptable->vals[0];
+	TupleDesc	desc = SPI_tuptable->tupdesc;
+	Datum		values[6];
+	bool		nulls[6];
+	char	   *task;
+	const double *weights;
+	Size		n_weights;
+
+	heap_deform_tuple(tuple, desc, values, nulls);
+	if (nulls[0] || nulls[1] || nulls[3] || nulls[4] || nulls[5])
+		refuse_model(model, "A column is null.");
+	task = TextDatumGetCString(values[0]);
+	while ((int) model->task < (int) lengthof(task_names) && strcmp(task, task_names[model->task]) != 0)
+		model->task++;
+	if ((int) model->task == (int) lengthof(task_names))
+		refuse_model(model, "The task is unknown.");
+	model->loss = TextDatumGetCString(values[1]);
+	if (model->task != DPML_TASK_REGRESSION && nulls[2])
+		refuse_model(model, "The classes are null.");
+	if (model->task != DPML_TASK_REGRESSION)
+		take_classes(model, values[2]);
+	model->n_outputs = model->task == DPML_TASK_MULTICLASS ? model->n_classes : 1;
+
+	weights = dpml_float8_argument(DatumGetArrayTypeP(values[3]), "weights in dpml.models", &n_weights);
+	model->reader = dpml_reader_create(DatumGetJsonbP(values[5]), CurrentMemoryContext);
+	check_model(model, dpml_reader_spec(model->reader), n_weights, DatumGetInt32(values[4]));
+	model->weights = palloc(n_weights * sizeof(double));
+	memcpy(model->weights, weights, n_weights * sizeof(double));
+	model->scores = palloc(model->n_outputs * sizeof(double));
+}
+
+/* Read a model; it is allocated in a context of its own below parent. */
+static DpmlModel *
+load_model(const char *name, MemoryContext parent)
+{
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "dpml model", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext old;
+	Oid			types[1] = {TEXTOID};
+	Datum		values[1];
+	DpmlModel  *model = MemoryContextAllocZero(context, sizeof(DpmlModel));
+
+	model->name = MemoryContextStrdup(context, name);
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	values[0] = CStringGetTextDatum(name);
+	if (SPI_execute_with_args(model_query, 1, types, values, NULL, true, 2) != SPI_OK_SELECT)
+		elog(ERROR, "reading dpml.models failed");
+	if (SPI_processed != 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("model \"%s\" does not exist", name),
+				 errhint("SELECT name FROM dpml.models lists the models.")));
+	old = MemoryContextSwitchTo(context);
+	fill_model(model);
+	MemoryContextSwitchTo(old);
+	SPI_finish();
+	/* only a complete model outlives an error */
+	MemoryContextSetParent(context, parent);
+	return model;
+}
+
+/* The model of that name, loaded on first use. */
+DpmlModel *
+dpml_model_get(FunctionCallInfo fcinfo, text *name)
+{
+	DpmlModel  *first = fcinfo->flinfo->fn_extra;
+	const char *data = VARDATA_ANY(name);
+	size_t		length = VARSIZE_ANY_EXHDR(name);
+	DpmlModel  *model;
+
+	for (DpmlModel **link = &first; *link != NULL; link = &(*link)->next)
+	{
+		model = *link;
+		if (strlen(model->name) != length || memcmp(model->name, data, length) != 0)
+			continue;
+		if (model != first)
+		{
+			*link = model->next;
+			model->next = first;
+			fcinfo->flinfo->fn_extra = model;
+		}
+		return model;
+	}
+	model = load_model(text_to_cstring(name), fcinfo->flinfo->fn_mcxt);
+	model->next = first;
+	fcinfo->flinfo->fn_extra = model;
+	return model;
+}

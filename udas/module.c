@@ -1,0 +1,4 @@
+/* SPDX-License-Identifier: PostgreSQL */
+#include "compat.h"
+
+PG_MODULE_MAGIC;

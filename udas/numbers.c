@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* SQL numbers and arrays of them as float8: total, so numeric uses the conversion that cannot overflow. */
+#include "dpml.h"
+
+#include <math.h>
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+
+static double
+from_bool(Datum value)
+{
+	return DatumGetBool(value) ? 1.0 : 0.0;
+}
+
+static double
+from_int2(Datum value)
+{
+	return (double) DatumGetInt16(value);
+}
+
+static double
+from_int4(Datum value)
+{
+	return (double) DatumGetInt32(value);
+}
+
+static double
+from_int8(Datum value)
+{
+	return (double) DatumGetInt64(value);
+}
+
+static double
+from_float4(Datum value)
+{
+	return (double) DatumGetFloat4(value);
+}
+
+static double
+from_float8(Datum value)
+{
+	return DatumGetFloat8(value);
+}
+
+static double
+from_numeric(Datum value)
+{
+	return DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, value));
+}
+
+/* How to read a base type as a number; NULL if it is none. */
+DpmlToNumber
+dpml_number_reader(Oid type)
+{
+	switch (type)
+	{
+		case BOOLOID:
+			return from_bool;
+		case INT2OID:
+			return from_int2;
+		case INT4OID:
+			return from_int4;
+		case INT8OID:
+			return from_int8;
+		case FLOAT4OID:
+			return from_float4;
+		case FLOAT8OID:
+			return from_float8;
+		case NUMERICOID:
+			return from_numeric;
+		default:
+			return NULL;
+	}
+}
+
+/* Prepare for arrays of a type, in the current context; false if it is no array of numbers. */
+bool
+dpml_array_reader_init(DpmlArrayReader *reader, Oid array_type, int width)
+{
+	Oid			element = get_element_type(array_type);
+
+	if (!OidIsValid(element))
+		return false;
+	reader->element = getBaseType(element);
+	reader->read = dpml_number_reader(reader->element);
+	if (reader->read == NULL)
+		return false;
+	get_typlenbyvalalign(reader->element, &reader->length, &reader->by_value, &reader->align);
+	reader->width = width;
+	reader->scratch = palloc((Size) width * sizeof(double));
+	return true;
+}
+
+/* The common fixed-length types without NULLs, whose elements lie side by side. */
+static bool
+read_plain(const DpmlArrayReader *reader, const void *data)
+{
+	double	   *out = reader->scratch;
+
+	switch (reader->element)
+	{
+		case FLOAT4OID:
+			for (int i = 0; i < reader->width; i++)
+				out[i] = ((const float4 *) data)[i];
+			return true;
+		case INT2OID:
+			for (int i = 0; i < reader->width; i++)
+				out[i] = ((const int16 *) data)[i];
+			return true;
+		case INT4OID:
+			for (int i = 0; i < reader->width; i++)
+				out[i] = ((const int32 *) data)[i];
+			return true;
+		case INT8OID:
+			for (int i = 0; i < reader->width; i++)
+				out[i] = (double) ((const int64 *) data)[i];
+			return true;
+		default:
+			return false;
+	}
+}
+
+/*
+ * The elements of an array, row-major if it has several dimensions, NaN for
+ * NULL.  Only *length is set if that is not the declared width.
+ */
+const double *
+dpml_array_read(DpmlArrayReader *reader, Datum value, int *length)
+{
+	ArrayType  *array = DatumGetArrayTypeP(value);
+	Datum	   *elements;
+	bool	   *nulls;
+	int			n;
+
+	*length = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
+	if (*length != reader->width)
+		return NULL;
+	if (!ARR_HASNULL(array))
+	{
+		if (reader->element == FLOAT8OID)
+			return (const double *) ARR_DATA_PTR(array);
+		if (read_plain(reader, ARR_DATA_PTR(array)))
+			return reader->scratch;
+	}
+	deconstruct_array(array, ARR_ELEMTYPE(array), reader->length, reader->by_value, reader->align,
+					  &elements, &nulls, &n);
+	for (int i = 0; i < n; i++)
+		reader->scratch[i] = nulls[i] ? NAN : reader->read(elements[i]);
+	return reader->scratch;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* The options of a pass, from one JSON object. */
+#include "dpml.h"
+
+#include <math.h>
+
+static const char *const option_keys[] = {
+	"loss", "classes", "huber_h", "clip", "lambda", "radius", "batch_size", "schedule", "step_size",
+	"exponent", "rows", "average_from", "features", "clip_rows", "units"
+};
+
+/* In the order of enum DpmlLossKind. */
+static const char *const loss_names[] = {"logistic", "huber_svm", "squared", "softmax"};
+
+/* In the order of enum DpmlScheduleKind. */
+static const char *const schedule_names[] = {
+	"constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt"
+};
+
+/* The largest integer up to which every integer is a float8. */
+#define MAX_EXACT 9007199254740992.0
+
+static const DpmlDomain positive = {0, HUGE_VAL, true, false, "a number > 0"};
+static const DpmlDomain not_negative = {0, HUGE_VAL, false, false, "a number >= 0"};
+static const DpmlDomain fraction = {0, 1, false, false, "a number from 0 to 1"};
+static const DpmlDomain count = {0, MAX_EXACT, false, true, "an integer >= 0"};
+static const DpmlDomain step_number = {1, MAX_EXACT, false, true, "an integer >= 1"};
+static const DpmlDomain batch_rows = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
+static const DpmlDomain class_count = {2, DPML_MAX_FEATURES, false, true, "an integer from 2 to 1048576"};
+static const DpmlDomain feature_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
+
+static void
+parse_loss(DpmlLoss *loss, const DpmlJson *json)
+{
+	double		classes;
+
+	loss->kind = dpml_json_choice(json, "loss", loss_names, lengthof(loss_names), -1);
+	loss->n_classes = 1;
+	loss->huber_h = 0.1;
+	loss->clip = HUGE_VAL;
+	(void) dpml_json_number(json, "huber_h", &positive, &loss->huber_h);
+
+	if (dpml_json_number(json, "classes", &class_count, &classes))
+	{
+		if (loss->kind == DPML_SQUARED)
+			dpml_json_refuse(json, "classes", "absent with the loss \"squared\"");
+		loss->n_classes = (int32) classes;
+	}
+	else if (loss->kind == DPML_SOFTMAX)
+		dpml_json_refuse(json, "classes", "given with the loss \"softmax\": an integer from 2 to 1048576");
+
+	if (dpml_json_number(json, "clip", &positive, &loss->clip) && loss->kind == DPML_SOFTMAX)
+		dpml_json_refuse(json, "clip", "absent with the loss \"softmax\"");
+}
+
+/* The number of rows, where a default or n^c needs it. */
+static double
+required_rows(const DpmlJson *json, const char *why)
+{
+	double		rows;
+
+	if (!dpml_json_number(json, "rows", &count, &rows))
+		dpml_json_refuse(json, "rows", why);
+	return rows;
+}
+
+/* Step sizes: privacy/README.md, "Schedules".  Incomplete is enough where no step is taken. */
+static void
+parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, const DpmlLoss *loss, double lambda, bool complete)
+{
+	double		exponent = 0.5;
+	double		rows;
+	bool		has_step;
+
+	memset(schedule, 0, sizeof(*schedule));
+	schedule->kind = dpml_json_choice(json, "schedule", schedule_names, lengthof(schedule_names), DPML_CONSTANT);
+	schedule->lambda = lambda;
+	schedule->max_step = 1.0 / (dpml_loss_smoothness(loss) + lambda);
+	has_step = dpml_json_number(json, "step_size", &positive, &schedule->step_size);
+	(void) dpml_json_number(json, "exponent", &fraction, &exponent);
+	(void) dpml_json_number(json, "rows", &count, &rows);
+	if (!complete)
+		return;
+
+	switch (schedule->kind)
+	{
+		case DPML_CONSTANT:
+			if (!has_step)
+			{
+				rows = required_rows(json, "given, as the default step_size of schedule \"constant\" is 1/sqrt(rows)");
+				schedule->step_size = rows > 0 ? Min(1.0 / sqrt(rows), schedule->max_step) : schedule->max_step;
+			}
+			break;
+		case DPML_DECREASING:
+		case DPML_SQRT_DECREASING:
+			rows = required_rows(json, "given with a decreasing schedule, which uses rows ^ exponent");
+			schedule->offset = pow(rows, exponent);
+			break;
+		case DPML_STRONGLY_CONVEX:
+			if (!(lambda > 0))
+				dpml_json_refuse(json, "lambda", "> 0 with schedule \"strongly_convex\"");
+			break;
+		case DPML_INVERSE_SQRT:
+			if (!has_step)
+				schedule->step_size = 1.0;
+			break;
+	}
+}
+
+/*
+ * Parse and check everything.  Without steps (dpml.loss), what is about steps
+ * is still checked key by key, but need not be complete.
+ */
+void
+dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, bool steps)
+{
+	DpmlSgdOptions *sgd = &options->sgd;
+	DpmlJson	json;
+	double		number;
+
+	memset(options, 0, sizeof(*options));
+	dpml_json_open(&json, &jsonb->root, "options");
+	dpml_json_check_keys(&json, option_keys, lengthof(option_keys));
+	parse_loss(&sgd->loss, &json);
+	(void) dpml_json_number(&json, "lambda", &not_negative, &sgd->lambda);
+	sgd->radius = HUGE_VAL;
+	(void) dpml_json_number(&json, "radius", &positive, &sgd->radius);
+	sgd->batch_size = dpml_json_number(&json, "batch_size", &batch_rows, &number) ? (int32) number : 1;
+	sgd->average_from = dpml_json_number(&json, "average_from", &step_number, &number) ? (int64) number : 0;
+	sgd->n_features = dpml_json_number(&json, "features", &feature_count, &number) ? (int32) number : 0;
+	options->clip_rows = dpml_json_bool(&json, "clip_rows", true);
+	sgd->units = dpml_json_bool(&json, "units", false);
+	parse_schedule(&sgd->schedule, &json, &sgd->loss, sgd->lambda, steps);
+}

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * The values of a record, as a specification wants them.
+ *
+ * Kept for the whole query: the parsed specification and the scratch arrays,
+ * in the context of the reader; and where the columns are in the record, for
+ * one row type at a time, in a child context that a new row type resets.
+ * Values live in the caller's per-row context.  Which errors there are depends
+ * on the specification and the row type, never on a row.
+ */
+#include "dpml.h"
+
+#include <math.h>
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/typcache.h"
+
+/* Where a column of the specification is, and how to read it. */
+typedef struct Field
+{
+	int			attribute;		/* from 0; -1 if the record has none (label only) */
+	DpmlToNumber number;		/* a numeric column or label */
+	DpmlLevels *levels;			/* a category, or a label with classes */
+	DpmlArrayReader array;		/* an array column */
+} Field;
+
+struct DpmlReader
+{
+	DpmlSpec   *spec;
+	DpmlValue  *row;			/* one a column */
+	double	   *work;			/* one a feature */
+	float	   *features;
+	/* the row type: */
+	MemoryContext type_context;
+	TupleDesc	desc;			/* NULL before the first row */
+	Oid			type;
+	int32		typmod;
+	TypeCacheEntry *entry;		/* of a named type, to notice that it changed */
+	uint64		identifier;
+	Field	   *fields;			/* one a column, then the label's */
+	bool		label_resolved;	/* done late: predicting must not mind the label's type */
+	Datum	   *values;			/* one an attribute */
+	bool	   *nulls;
+};
+
+/* Parse a specification; the reader belongs to the context. */
+DpmlReader *
+dpml_reader_create(Jsonb *spec, MemoryContext context)
+{
+	MemoryContext old = MemoryContextSwitchTo(context);
+	DpmlReader *reader = palloc0(sizeof(DpmlReader));
+	DpmlEncoder *encoder;
+
+	reader->spec = dpml_spec_parse(spec);
+	encoder = &reader->spec->encoder;
+	reader->row = palloc0(encoder->n_columns * sizeof(DpmlValue));
+	reader->work = palloc0(((Size) encoder->n_raw + encoder->n_features) * sizeof(double));
+	reader->features = palloc0(encoder->n_features * sizeof(float));
+	reader->type_context = AllocSetContextCreate(context, "dpml row type", ALLOCSET_SMALL_SIZES);
+	MemoryContextSwitchTo(old);
+	return reader;
+}
+
+const DpmlSpec *
+dpml_reader_spec(const DpmlReader *reader)
+{
+	return reader->spec;
+}
+
+static int
+find_attribute(TupleDesc desc, const char *name)
+{
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute attribute = TupleDescAttr(desc, i);
+
+		if (!attribute->attisdropped && strcmp(NameStr(attribute->attname), name) == 0)
+			return i;
+	}
+	return -1;
+}
+
+static void
+refuse_type(const char *what, const char *name, Oid type, const char *allowed)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_DATATYPE_MISMATCH),
+			 errmsg("column \"%s\" of type %s cannot be read as %s", name, format_type_be(type), what),
+			 errhint("Use one of the types %s.", allowed)));
+}
+
+#define NUMBER_TYPES "smallint, integer, bigint, real, double precision, numeric, boolean"
+
+static void
+resolve_field(DpmlReader *reader, Field *field, int i)
+{
+	const DpmlSpec *spec = reader->spec;
+	const DpmlColumn *column = &spec->encoder.columns[i];
+	const char *name = spec->names[i];
+	Oid			type = getBaseType(TupleDescAttr(reader->desc, field->attribute)->atttypid);
+
+	switch (column->kind)
+	{
+		case DPML_CATEGORY:
+			field->levels = dpml_levels_create(&spec->levels[i], type);
+			if (field->levels == NULL)
+				refuse_type("a category", name, type, "text, varchar, char, name, enum, " NUMBER_TYPES);
+			break;
+		case DPML_ARRAY:
+			if (!dpml_array_reader_init(&field->array, type, dpml_column_length(column)))
+				refuse_type("an array", name, type, "array of " NUMBER_TYPES);
+			break;
+		default:
+			field->number = dpml_number_reader(type);
+			if (field->number == NULL)
+				refuse_type("a number", name, type, NUMBER_TYPES);
+			break;
+	}
+}
+
+static Field *
+resolve_label(DpmlReader *reader)
+{
+	const DpmlSpec *spec = reader->spec;
+	Field	   *field = &reader->fields[spec->encoder.n_columns];
+	MemoryContext old;
+	Oid			type;
+
+	if (likely(reader->label_resolved))
+		return field;
+	if (field->attribute < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("the record has no label column \"%s\"", spec->label_name)));
+	type = getBaseType(TupleDescAttr(reader->desc, field->attribute)->atttypid);
+	old = MemoryContextSwitchTo(reader->type_context);
+	if (spec->label_kind == DPML_LABEL_NUMBER)
+	{
+		field->number = dpml_number_reader(type);
+		if (field->number == NULL)
+			refuse_type("a number", spec->label_name, type, NUMBER_TYPES);
+	}
+	else
+	{
+		field->levels = dpml_levels_create(&spec->label_levels, type);
+		if (field->levels == NULL)
+			refuse_type("a class", spec->label_name, type, "text, varchar, char, name, enum, " NUMBER_TYPES);
+	}
+	MemoryContextSwitchTo(old);
+	reader->label_resolved = true;
+	return field;
+}
+
+/* By name; by position where no name is known and the count fits, as in ROW(a, b, c). */
+static void
+locate_fields(DpmlReader *reader)
+{
+	const DpmlSpec *spec = reader->spec;
+	int			n = spec->encoder.n_columns;
+	bool		has_label = spec->label_kind != DPML_LABEL_NONE;
+	int			natts = reader->desc->natts;
+	bool		any = false;
+
+	for (int i = 0; i <= n; i++)
+	{
+		const char *name = i < n ? spec->names[i] : spec->label_name;
+
+		reader->fields[i].attribute = name != NULL ? find_attribute(reader->desc, name) : -1;
+		any = any || reader->fields[i].attribute >= 0;
+	}
+	if (!any && (natts == n || (has_label && natts == n + 1)))
+	{
+		for (int i = 0; i < natts; i++)
+			reader->fields[i].attribute = i;
+	}
+	for (int i = 0; i < n; i++)
+	{
+		if (reader->fields[i].attribute < 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_COLUMN),
+					 errmsg("the record has no column \"%s\"", spec->names[i]),
+					 errhint("Give a record with all columns of the specification by name, "
+							 "or ROW() of exactly its %d columns in order%s.", n,
+							 has_label ? ", the label last or left out" : "")));
+	}
+}
+
+/* Learn a row type. */
+static void
+resolve_type(DpmlReader *reader, Oid type, int32 typmod)
+{
+	int			n = reader->spec->encoder.n_columns;
+	TupleDesc	desc;
+	MemoryContext old;
+
+	reader->desc = NULL;		/* stays so if there is an error */
+	MemoryContextReset(reader->type_context);
+	old = MemoryContextSwitchTo(reader->type_context);
+	desc = lookup_rowtype_tupdesc_domain(type, typmod, false);
+	reader->desc = CreateTupleDescCopy(desc);
+	ReleaseTupleDesc(desc);
+	reader->fields = palloc0((n + 1) * sizeof(Field));
+	reader->values = palloc((reader->desc->natts + 1) * sizeof(Datum));
+	reader->nulls = palloc((reader->desc->natts + 1) * sizeof(bool));
+	locate_fields(reader);
+	for (int i = 0; i < n; i++)
+		resolve_field(reader, &reader->fields[i], i);
+	reader->label_resolved = false;
+	MemoryContextSwitchTo(old);
+
+	reader->type = type;
+	reader->typmod = typmod;
+	reader->entry = NULL;
+	if (type != RECORDOID)
+	{
+		reader->entry = lookup_type_cache(type, TYPECACHE_TUPDESC);
+		reader->identifier = reader->entry->tupDesc_identifier;
+	}
+}
+
+/* Take the record apart into reader->values and nulls. */
+static void
+open_record(DpmlReader *reader, HeapTupleHeader record)
+{
+	Oid			type = HeapTupleHeaderGetTypeId(record);
+	int32		typmod = HeapTupleHeaderGetTypMod(record);
+	HeapTupleData tuple;
+
+	if (unlikely(reader->desc == NULL || type != reader->type || typmod != reader->typmod ||
+				 (reader->entry != NULL && reader->entry->tupDesc_identifier != reader->identifier)))
+	{
+		reader->desc = NULL;
+		resolve_type(reader, type, typmod);
+	}
+	tuple.t_len = HeapTupleHeaderGetDatumLength(record);
+	ItemPointerSetInvalid(&tuple.t_self);
+	tuple.t_tableOid = InvalidOid;
+	tuple.t_data = record;
+	heap_deform_tuple(&tuple, reader->desc, reader->values, reader->nulls);
+}
+
+/* The encoded features of a record, valid until the next call; zeros for NULL. */
+const float *
+dpml_reader_features(DpmlReader *reader, HeapTupleHeader record)
+{
+	const DpmlEncoder *encoder = &reader->spec->encoder;
+
+	if (record == NULL)
+	{
+		memset(reader->features, 0, encoder->n_features * sizeof(float));
+		return reader->features;
+	}
+	open_record(reader, record);
+	for (int i = 0; i < encoder->n_columns; i++)
+	{
+		Field	   *field = &reader->fields[i];
+		DpmlValue  *value = &reader->row[i];
+		Datum		datum = reader->values[field->attribute];
+		bool		isnull = reader->nulls[field->attribute];
+
+		switch (encoder->columns[i].kind)
+		{
+			case DPML_CATEGORY:
+				value->level = isnull ? -1 : dpml_levels_find(field->levels, datum);
+				break;
+			case DPML_ARRAY:
+				value->length = 0;
+				value->elements = isnull ? NULL : dpml_array_read(&field->array, datum, &value->length);
+				break;
+			default:
+				value->number = isnull ? NAN : field->number(datum);
+				break;
+		}
+	}
+	dpml_encode_row(encoder, reader->row, reader->work, reader->features);
+	return reader->features;
+}
+
+static void
+number_label(const DpmlSpec *spec, double value, DpmlLabel *label)
+{
+	double		lower = spec->label_lower;
+	double		upper = spec->label_upper;
+
+	if (isnan(value))
+		return;
+	label->declared = true;
+	label->value = Min(Max(value, lower), upper);
+	label->y = ((label->value - lower) - (upper - label->value)) / (upper - lower);
+}
+
+/*
+ * The label of the record that dpml_reader_features() saw last.  Undeclared
+ * where the record or its label is NULL, or the specification has no label.
+ */
+void
+dpml_reader_label(DpmlReader *reader, HeapTupleHeader record, DpmlLabel *label)
+{
+	const DpmlSpec *spec = reader->spec;
+	Field	   *field;
+	Datum		datum;
+	int			level;
+
+	memset(label, 0, sizeof(*label));
+	label->index = -1;
+	if (record == NULL || spec->label_kind == DPML_LABEL_NONE)
+		return;
+	field = resolve_label(reader);
+	if (reader->nulls[field->attribute])
+		return;
+	datum = reader->values[field->attribute];
+	if (spec->label_kind == DPML_LABEL_NUMBER)
+	{
+		number_label(spec, field->number(datum), label);
+		return;
+	}
+	level = dpml_levels_find(field->levels, datum);
+	if (spec->label_kind == DPML_LABEL_CLASSES)
+	{
+		label->index = level;
+		label->y = level;
+	}
+	else if (level == 0)
+	{
+		label->index = 1;
+		label->y = 1.0;
+	}
+	else if (level == 1 || spec->label_levels.n == 1)
+	{
+		label->index = 0;
+		label->y = -1.0;
+	}
+	label->declared = label->index >= 0;
+	if (!label->declared)
+		label->y = 0.0;
+}
