@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Servers and databases for the tests: `--pg 16,18` runs each test that needs one on each major version."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from pg_dpml.embedded import EmbeddedServer
+
+_TEMPLATE = "dpml_template"
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pg", default="16", metavar="MAJORS", help="PostgreSQL majors to test, such as 16,18")
+
+
+def _majors(config: pytest.Config) -> list[int]:
+    try:
+        return [int(major) for major in config.getoption("--pg").split(",")]
+    except ValueError:
+        raise pytest.UsageError("--pg takes major versions separated by commas, such as 16,18") from None
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"PostgreSQL: {', '.join(map(str, _majors(config)))}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server" in metafunc.fixturenames:
+        majors = _majors(metafunc.config)
+        if metafunc.definition.get_closest_marker("one_major"):
+            majors = majors[:1]
+        names = [f"pg{major}" for major in majors]
+        metafunc.parametrize("server", majors, ids=names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """A private server, and in it a template database with the extension."""
+    with EmbeddedServer(major=request.param) as running:
+        with psycopg.connect(running.dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {_TEMPLATE}")
+        with psycopg.connect(running.dsn_of(_TEMPLATE), autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION pg_dpml")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def database(server: EmbeddedServer) -> Iterator[str]:
+    """Connection string of a database with the extension, one for each test module; role postgres."""
+    name = f"dpml_test_{next(_numbers)}"
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+    yield server.dsn_of(name)
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[psycopg.Connection]:
+    """A superuser's connection to `database`, in autocommit mode."""
+    with psycopg.connect(database, autocommit=True) as opened:
+        yield opened

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The private server and the package that it is built from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pg_dpml import embedded, extension
+from pg_dpml.demo_data import ADULT_SPEC, ADULT_TABLES, load_adult
+from pg_dpml.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.errors import DpmlError, SpecError, UnavailableError
+from pg_dpml.spec import DataSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run the server as somebody else")
+
+
+def test_server_has_the_extension(server: EmbeddedServer, connection: psycopg.Connection) -> None:
+    rows = connection.execute(
+        "SELECT extversion, current_setting('server_version_num')::int / 10000, "
+        "current_setting('listen_addresses') FROM pg_extension WHERE extname = 'pg_dpml'"
+    ).fetchall()
+    assert rows == [(extension.Sources.find().version(), server.major, "")]
+
+
+def test_only_the_server_account_can_reach_the_socket(server: EmbeddedServer) -> None:
+    sockets = Path(psycopg.conninfo.conninfo_to_dict(server.dsn)["host"])  # type: ignore[arg-type]
+    assert sockets.stat().st_mode & 0o777 == 0o700
+    assert server.log_path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.one_major
+def test_adult_arrives_whole(connection: psycopg.Connection) -> None:
+    load_adult(connection)
+    counts = [
+        connection.execute(
+            f"SELECT count(*), count(*) FILTER (WHERE income = '>50K') FROM {table}"
+        ).fetchone()
+        for table in ADULT_TABLES
+    ]
+    assert counts == [(32561, 7841), (16281, 3846)]
+    columns = {column.name for column in DataSpec.from_toml(ADULT_SPEC).columns}
+    present = connection.execute(
+        "SELECT attname::text FROM pg_attribute WHERE attrelid = 'adult_train'::regclass AND attnum > 0"
+    ).fetchall()
+    assert columns == {name for (name,) in present} - {"id", "income"}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A path to make a folder at, in a place that every account can reach; pytest's own is closed."""
+    with tempfile.TemporaryDirectory(prefix="dpml-test-", dir="/var/tmp") as place:
+        Path(place).chmod(0o755)
+        yield Path(place) / "server"
+
+
+@pytest.mark.slow
+def test_folder_keeps_the_data_and_is_used_by_one(folder: Path) -> None:
+    with EmbeddedServer(folder, settings={"work_mem": "5MB"}) as server:
+        with psycopg.connect(server.dsn) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT current_setting('work_mem') AS setting")
+        with pytest.raises(UnavailableError, match="another process"):
+            EmbeddedServer(folder).start()
+    with EmbeddedServer(folder) as server, psycopg.connect(server.dsn) as connection:
+        assert connection.execute("SELECT setting FROM kept").fetchone() == ("5MB",)
+    server.stop()
+    with pytest.raises(DpmlError, match="not running"):
+        _ = server.dsn
+
+
+@pytest.mark.slow
+def test_server_left_behind_is_replaced(folder: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from pg_dpml.embedded import EmbeddedServer\n"
+        "EmbeddedServer(Path(sys.argv[1])).start(); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, folder], check=False).returncode == 9
+    with EmbeddedServer(folder) as server, psycopg.connect(server.dsn) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert not (folder / "run-16" / "data" / "postmaster.pid").exists()
+
+
+@pytest.mark.slow
+def test_long_folder_gets_a_short_socket(folder: Path) -> None:
+    with EmbeddedServer(folder / ("long" * 25)) as server, psycopg.connect(server.dsn) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        sockets = Path(server.dsn.split("'")[1])
+    assert not sockets.exists()
+
+
+def test_setting_that_the_server_refuses(folder: Path) -> None:
+    with pytest.raises(UnavailableError, match="no_such_setting"):
+        EmbeddedServer(folder, settings={"no_such_setting": "1"}).start()
+
+
+@as_root
+def test_unreachable_folder_is_named_and_left_alone(folder: Path) -> None:
+    closed = folder / "closed"
+    closed.mkdir(mode=0o700, parents=True)
+    with pytest.raises(SpecError, match=f"cannot enter {closed}. "):
+        EmbeddedServer(closed / "below").start()
+    assert closed.stat().st_mode & 0o777 == 0o700
+    assert list(closed.iterdir()) == []
+
+
+def test_unknown_major() -> None:
+    with pytest.raises(SpecError, match="no PostgreSQL 7 found"):
+        find_pg_config(7)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    pg_config = find_pg_config(16)
+    with pytest.raises(DpmlError, match="no C compiler found"):
+        extension.build_module(pg_config, extension.Sources.find(), [], tmp_path)
+
+
+def test_compile_errors_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "wrong.c").write_text("int wrong(void) { return nothing_of_this_name; }\n")
+    sources = extension.Sources(tmp_path, tmp_path)
+    with pytest.raises(DpmlError, match="nothing_of_this_name"):
+        extension.build_module(find_pg_config(16), sources, [], tmp_path)
+
+
+@pytest.mark.slow
+def test_install_needs_the_right_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(DpmlError, match="cannot be written"):
+        extension.install_extension(find_pg_config(16))
+
+
+@pytest.mark.slow
+def test_distributions_carry_the_sources(tmp_path: Path) -> None:
+    """An sdist builds a wheel, and both have what compiling the server module needs."""
+    build = "import setuptools.build_meta as b, sys; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+    copy = tmp_path / "copy"
+    for name in ("controller", "udas", "sql"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.o", "*.so", "__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    command = [sys.executable, "-c", build, "sdist", tmp_path]
+    run = subprocess.run(command, cwd=copy, capture_output=True, check=True)
+    (tmp_path / "sdist").mkdir()
+    archive = tmp_path / run.stdout.split()[-1].decode()
+    subprocess.run(["tar", "-xzf", archive, "-C", tmp_path / "sdist"], check=True)
+    [unpacked] = (tmp_path / "sdist").iterdir()
+    run = subprocess.run(
+        [sys.executable, "-c", build, "wheel", tmp_path], cwd=unpacked, capture_output=True, check=True
+    )
+    with zipfile.ZipFile(tmp_path / run.stdout.split()[-1].decode()) as wheel:
+        names = set(wheel.namelist())
+    expected = {
+        "pg_dpml/data/adult.toml",
+        "pg_dpml/data/adult_train.csv.gz",
+        "pg_dpml/data/README.md",
+        "pg_dpml/privacy/README.md",
+        "pg_dpml/py.typed",
+        "pg_dpml/_server/Makefile",
+        "pg_dpml/_server/pg_dpml.control",
+        "pg_dpml/_sql/pg_dpml.sql",
+        *(f"pg_dpml/_server/{path.relative_to(ROOT / 'udas')}" for path in (ROOT / "udas").rglob("*.[ch]")),
+        *(str(path.relative_to(ROOT / "controller")) for path in (ROOT / "controller").rglob("*.py")),
+    }
+    assert expected <= names
+    assert any(name.startswith("pg_dpml/_kernels.") for name in names)
+
+
+def test_package_version_is_the_extension_version() -> None:
+    assert version("pg_dpml") == extension.Sources.find().version()
+    assert embedded.__all__ == ["EmbeddedServer", "find_pg_config"]
