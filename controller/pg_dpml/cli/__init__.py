@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The command `dpml`; importing a module of this package registers its commands."""
+
+from pg_dpml.cli import training as training
+from pg_dpml.cli.framework import app
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: PostgreSQL
+"""How every command works: options in groups, results on stdout, progress on stderr, exit codes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import pg_dpml
+from pg_dpml.database import refuse_password
+from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, DpmlError
+from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec import AVERAGES, LOSSES, METHODS, SCHEDULES
+from pg_dpml.train import Progress as RunProgress
+
+app = typer.Typer(
+    name="dpml",
+    help="Differentially private machine learning inside PostgreSQL.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="Data spec, a TOML file.")]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Name of a stored model.")]
+Table = Annotated[str, typer.Option(help="Table with the columns of the training table.")]
+OutputFormat = Annotated[str, typer.Option("--format", metavar="text|json", help="What to print.")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the rows are and how the answer is printed."""
+
+    dsn: str
+    insecure: bool
+    format: str
+
+    def __post_init__(self) -> None:
+        if self.format not in ("text", "json"):
+            raise pg_dpml.SpecError(f"--format must be text or json, not {self.format}")
+
+    def print(self, text: str, record: dict[str, Any]) -> None:
+        """Print the answer in the format asked for."""
+        typer.echo(json.dumps(record, indent=2, ensure_ascii=False) if self.format == "json" else text)
+
+
+def _output_options(
+    dsn: Annotated[
+        str, typer.Option("--dsn", "-d", help="libpq connection string, no password. Default: PG* variables.")
+    ] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow TCP without TLS elsewhere.")] = False,
+    format: OutputFormat = "text",
+) -> Output:
+    refuse_password(dsn)
+    return Output(dsn, insecure, format)
+
+
+def _privacy_options(
+    epsilon: Annotated[float | None, typer.Option(help="Privacy loss, in (0, inf).")] = None,
+    delta: Annotated[float | None, typer.Option(help="In [0, 1); 0: pure privacy. Default: 1/n^2.")] = None,
+    relation: Annotated[
+        Relation, typer.Option(help="Which tables count as neighbours.")
+    ] = Relation.REPLACE_ONE,
+) -> pg_dpml.PrivacySpec | None:
+    if epsilon is None:
+        if delta is not None:
+            raise pg_dpml.SpecError("--delta goes with --epsilon")
+        return None
+    return pg_dpml.PrivacySpec(epsilon, delta, relation)
+
+
+def _training_options(
+    method: Annotated[str, typer.Option(help=" | ".join(METHODS))] = "bolt-on",
+    loss: Annotated[str | None, typer.Option(help=" | ".join(LOSSES) + ". Default: by the label.")] = None,
+    passes: Annotated[int | None, typer.Option(help="Passes over the rows.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows in a step.")] = None,
+    lambda_: Annotated[float | None, typer.Option("--lambda", help="L2 regulariser. Default: 0.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=" | ".join(SCHEDULES))] = None,
+    step_size: Annotated[float | None, typer.Option(help="Step of constant and inverse_sqrt.")] = None,
+    exponent: Annotated[float, typer.Option(help="c of n^c in the decreasing schedules.")] = 0.5,
+    radius: Annotated[float | None, typer.Option(help="Keep the model in a ball of this radius.")] = None,
+    average: Annotated[str | None, typer.Option(help=" | ".join(AVERAGES) + " of the iterates.")] = None,
+    tail: Annotated[float, typer.Option(help="Share of the iterates that --average tail takes.")] = 0.5,
+    fresh_order: Annotated[bool, typer.Option("--fresh-order", help="Shuffle before every pass.")] = False,
+    clip: Annotated[float | None, typer.Option(help="Bound on the loss's derivative.")] = None,
+    huber_h: Annotated[float, typer.Option(help="Half width of the Huber SVM's bend.")] = 0.5,
+    tolerance: Annotated[float, typer.Option(help="noiseless: stop when the loss falls by less.")] = 1e-4,
+) -> pg_dpml.TrainSpec:
+    return pg_dpml.TrainSpec(**locals())
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C."""
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+_GROUPS: dict[str, Callable[..., Any]] = {
+    "output": _output_options,
+    "privacy": _privacy_options,
+    "training": _training_options,
+}
+
+
+def command(function: Callable[..., None]) -> None:
+    """Register a command: expand its option groups, and turn expected errors into exit codes.
+
+    A parameter named as in `_GROUPS` stands for all options of that group.
+    """
+    own = inspect.signature(function, eval_str=True).parameters
+    groups = {
+        name: inspect.signature(_GROUPS[name], eval_str=True).parameters for name in own if name in _GROUPS
+    }
+    expanded = [p for name in own for p in (groups[name].values() if name in groups else [own[name]])]
+
+    def run(**given: Any) -> None:
+        signal.signal(signal.SIGTERM, _terminate)
+        try:
+            for name, parameters in groups.items():
+                given[name] = _GROUPS[name](**{key: given.pop(key) for key in parameters})
+            function(**given)
+        except DpmlError as error:
+            typer.echo(f"dpml: {error}", err=True)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt as interrupt:
+            typer.echo(f"dpml: {str(interrupt) or 'interrupted'}", err=True)
+            terminated = isinstance(interrupt, _Terminated) or isinstance(interrupt.__cause__, _Terminated)
+            raise typer.Exit(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED) from None
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.Signature([p.replace(kind=keyword) for p in expanded])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in expanded}
+    app.command(name=function.__name__, help=function.__doc__)(run)
+
+
+@contextmanager
+def progress_bar() -> Iterator[RunProgress | None]:
+    """A bar on stderr while a run lasts; nothing where stderr is not a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=total)
+            bar.update(tasks[phase], completed=done, total=total)
+
+        yield show
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"dpml {version('pg_dpml')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Differentially private machine learning inside PostgreSQL."""

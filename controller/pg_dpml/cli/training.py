@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Commands that plan, train and apply a model, and the demo."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import pg_dpml
+from pg_dpml import report
+from pg_dpml.cli.framework import ModelName, Output, OutputFormat, Spec, Table, command, progress_bar
+from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
+
+_KEEP = """
+The server runs until you press Ctrl-C. In another terminal:
+  DSN="{dsn}"
+  dpml demo --spec > adult.toml
+  dpml plan adult.toml --epsilon 0.1 --dsn "$DSN"
+  dpml train adult.toml --epsilon 0.1 --name income_v2 --dsn "$DSN"
+  dpml evaluate income_v2 --table adult_test --public --dsn "$DSN"
+  dpml predict income_v2 --table adult_test --id id --into predictions --dsn "$DSN"
+"""
+
+_NEXT = """
+Next: scripts/demo --epsilon 0.1     a stronger guarantee
+      scripts/demo --keep            leave the server running, to try the other commands on it
+      README.md, "On your own server"
+"""
+
+
+@command
+def plan(
+    spec: Spec, privacy: pg_dpml.PrivacySpec | None, training: pg_dpml.TrainSpec, output: Output
+) -> None:
+    """Show the guarantee, noise and passes of a run. Reads no row, only their number."""
+    data = pg_dpml.DataSpec.from_toml(spec)
+    decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
+    output.print(report.plan_text(decided), report.plan_record(decided))
+
+
+@command
+def train(
+    spec: Spec,
+    name: Annotated[str, typer.Option(help="Name of the new model.")],
+    privacy: pg_dpml.PrivacySpec | None,
+    training: pg_dpml.TrainSpec,
+    output: Output,
+) -> None:
+    """Train a model in the database, charge its privacy loss, and store what may be published."""
+    data = pg_dpml.DataSpec.from_toml(spec)
+    with progress_bar() as progress:
+        result = pg_dpml.train(
+            output.dsn, data, privacy, training, name=name, progress=progress, insecure=output.insecure
+        )
+    text = (
+        f"{report.result_text(result)}\nNext: dpml evaluate {name} --table TABLE --public\n"
+        f"  or, in SQL: SELECT dpml.predict('{name}', t) FROM TABLE t;"
+    )
+    output.print(text, report.result_record(result))
+
+
+@command
+def evaluate(
+    model: ModelName,
+    table: Table,
+    output: Output,
+    public: Annotated[bool, typer.Option("--public", help="The rows of the table are public.")] = False,
+) -> None:
+    """Measure a stored model on a table of public rows."""
+    found = pg_dpml.evaluate(output.dsn, model, table, public=public, insecure=output.insecure)
+    output.print(report.evaluation_text(found), report.evaluation_record(found))
+
+
+@command
+def predict(
+    model: ModelName,
+    table: Table,
+    id: Annotated[str, typer.Option(help="Column that identifies a row.")],
+    into: Annotated[str, typer.Option(help="Name of the new table.")],
+    output: Output,
+) -> None:
+    """Write a model's predictions for a table into a new table."""
+    rows = pg_dpml.predict(output.dsn, model, table, id_column=id, into=into, insecure=output.insecure)
+    output.print(f"{rows:,} predictions in table {into}", {"table": into, "rows": rows})
+
+
+@command
+def demo(
+    epsilon: Annotated[float, typer.Option(help="Privacy loss, in (0, inf).")] = 1.0,
+    folder: Annotated[Path | None, typer.Option(help="Keep the server's files here.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running until Ctrl-C.")] = False,
+    spec: Annotated[bool, typer.Option("--spec", help="Only print the demo's data spec.")] = False,
+    format: OutputFormat = "text",
+) -> None:
+    """Train a private model of the Adult census data on a PostgreSQL of its own."""
+    if spec:
+        typer.echo(ADULT_SPEC.read_text(encoding="utf-8"), nl=False)
+        return
+    typer.echo("Starting a private PostgreSQL and loading the Adult census data ...", err=True)
+    with adult_server(folder) as server:
+        found = run_demo(server, epsilon, progress_bar)
+        Output("", False, format).print(found.text, found.record)
+        if keep:
+            typer.echo(_KEEP.format(dsn=server.dsn), err=True)
+            while True:
+                signal.pause()
+    typer.echo(_NEXT, err=True)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Bolt-on output perturbation: plain SGD in the database, then one noise on the finished model.
+
+Wu, Li, Kumar, Chaudhuri, Jha & Naughton 2017, Algorithms 1 and 2, with the
+sensitivity of privacy/README.md, "Sensitivity of any schedule", in place of
+the published bounds.
+
+Defaults are functions of public numbers (n, d, classes, epsilon, delta). With
+N = n mu / D, mu as in `mechanisms.best_mu`, a total step length tau = c N makes
+the noise in the score of a row of norm 1 have standard deviation c, whatever
+the batch size and the number of passes: only tau matters, so the passes are the
+fewest that keep a step well below its cap.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pg_dpml import kernels
+from pg_dpml.kernels import Loss
+from pg_dpml.methods.plan import (
+    Guarantee,
+    Plan,
+    Problem,
+    Sgd,
+    choose_loss,
+    make_sgd,
+)
+from pg_dpml.privacy import mechanisms
+from pg_dpml.spec import PrivacySpec, TrainSpec
+
+__all__ = ["plan", "release"]
+
+DEFAULT_CLIP = {"logistic": 0.5, "squared": 0.25}
+"""Derivative clip: for logistic the gradient of the zero model, so that no first step is shortened."""
+
+SCORE_NOISE = 0.4
+"""c above: more step length would cost more accuracy by its noise than it gains by training."""
+
+WIDEST_BATCH = 50
+NARROWEST_BATCH = 10
+MOST_PASSES = 20
+PASSES_WITH_LAMBDA = 10
+"""In one pass the last batch is not contracted by lambda; ten spread every row over the run."""
+
+STRONGLY_CONVEX_PASSES = 5
+WARN_SCORE_NOISE = 1.0
+"""Noise in a score above which a model says little: logits of real models are a few units."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    schedule: str
+    step_size: float
+    batch_size: int
+    passes: int
+
+
+def _gradient_change(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
+    """D of one unit of privacy. Source: privacy/README.md, "Unit of privacy"."""
+    return problem.max_rows_per_unit * privacy.relation.gradient_change(loss.lipschitz)
+
+
+def _step_budget(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
+    """Total step length tau at lambda = 0."""
+    change = _gradient_change(problem, privacy, loss)
+    mu = mechanisms.best_mu(privacy.epsilon, privacy.delta_for(problem.n_rows), problem.n_weights)
+    budget = max(problem.n_rows, 1) * mu / change
+    if loss.n_classes > 1:  # the noise of a difference of two scores
+        return SCORE_NOISE / math.sqrt(2.0) * budget
+    if loss.kind == "squared":  # labels in [-1, 1] stand less noise than logits do
+        return SCORE_NOISE * min(math.pow(budget, 0.75), budget)
+    return SCORE_NOISE * budget
+
+
+def _default_steps(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> _Steps:
+    """Schedule, step size, batch size and passes, as far as the user left them open."""
+    lambda_ = spec.lambda_ or 0.0
+    cap = 1.0 / (loss.smoothness + lambda_)
+    tau = _step_budget(problem, privacy, loss)
+    n_rows = max(problem.n_rows, 1)
+    too_strong = lambda_ * tau >= 0.9  # a constant step could not use the budget up
+    schedule = spec.schedule or ("strongly_convex" if too_strong else "constant")
+    if lambda_ > 0.0 and not too_strong:  # the contraction makes room for a longer run at the same noise
+        tau = -math.log1p(-lambda_ * tau) / lambda_
+    batch_size = spec.batch_size or WIDEST_BATCH
+    if spec.batch_size is None and schedule == "constant":
+        batch_size = min(max(math.floor(2.5 * cap * n_rows / tau), NARROWEST_BATCH), WIDEST_BATCH)
+    batches = math.ceil(n_rows / batch_size)
+    if schedule not in ("constant", "inverse_sqrt"):
+        return _Steps(schedule, 1.0, batch_size, spec.passes or STRONGLY_CONVEX_PASSES)
+    passes = spec.passes
+    if passes is None:
+        fewest = PASSES_WITH_LAMBDA if lambda_ > 0.0 else 1
+        target = spec.step_size or 0.5 * cap
+        passes = min(max(math.ceil(tau / (batches * target)), fewest), MOST_PASSES)
+    steps = passes * batches
+    # sum of 1 / sqrt t over t = 1 .. T is at most 2 sqrt T - 1
+    units = float(steps) if schedule == "constant" else 2.0 * math.sqrt(steps) - 1.0
+    return _Steps(schedule, tau / units, batch_size, passes)
+
+
+def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
+    """Fix passes, steps and noise of a bolt-on run.
+
+    Parameters
+    ----------
+    problem : Problem
+    privacy : PrivacySpec
+    spec : TrainSpec
+
+    Returns
+    -------
+    Plan
+        With noise calibrated to the run's own sensitivity.
+
+    Raises
+    ------
+    SpecError
+        If options do not go together.
+    GuaranteeError
+        If rounding would spoil the guarantee.
+
+    Notes
+    -----
+    The number of passes is fixed here, before training: stopping when the
+    loss stops falling would depend on the rows.
+    Source: privacy/README.md, "Passes are fixed beforehand".
+    """
+    loss = choose_loss(problem, spec, DEFAULT_CLIP)
+    steps = _default_steps(problem, privacy, spec, loss)
+    sgd = make_sgd(
+        problem,
+        spec,
+        loss=loss,
+        schedule=steps.schedule,
+        step_size=steps.step_size,
+        batch_size=steps.batch_size,
+        passes=steps.passes,
+    )
+    noise = _calibrate(problem, privacy, sgd)
+    delta = privacy.delta_for(problem.n_rows)
+    if delta == 0.0:
+        delta = mechanisms.sampler_delta(problem.n_weights)
+    guarantee = Guarantee(privacy.epsilon, delta, privacy.relation, problem.unit, problem.max_rows_per_unit)
+    return Plan("bolt-on", problem, sgd, guarantee, noise, None, _warnings(problem, privacy, noise, delta))
+
+
+def _calibrate(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> mechanisms.ReleaseNoise:
+    """Sensitivity of the run, head room for rounding, and the noise for both."""
+    run = kernels.sensitivity(
+        schedule=sgd.schedule,
+        smoothness=sgd.loss.smoothness,
+        lambda_=sgd.lambda_,
+        gradient_change=_gradient_change(problem, privacy, sgd.loss),
+        n_rows=problem.n_rows,
+        passes=sgd.passes,
+        batch_size=sgd.batch_size,
+        average_from=sgd.average_from,
+        fresh_order=sgd.fresh_order,
+    )
+    rounding = mechanisms.rounding_error(
+        steps=run.steps,
+        step_sum=run.step_sum,
+        step_max=run.step_max,
+        lipschitz=sgd.loss.lipschitz,
+        smoothness=sgd.loss.smoothness,
+        lambda_=sgd.lambda_,
+        radius=sgd.radius,
+        batch_size=sgd.batch_size * problem.max_rows_per_unit,
+        n_weights=problem.n_weights,
+    )
+    return mechanisms.calibrate(
+        run.sensitivity,
+        rounding,
+        problem.n_weights,
+        privacy.epsilon,
+        privacy.delta_for(problem.n_rows),
+    )
+
+
+def _warnings(
+    problem: Problem, privacy: PrivacySpec, noise: mechanisms.ReleaseNoise, delta: float
+) -> tuple[str, ...]:
+    found = []
+    if problem.n_rows > 0 and delta > 1.0 / problem.n_rows:
+        found.append(
+            f"delta = {delta:.3g} is above 1/n = {1.0 / problem.n_rows:.3g}: a mechanism that publishes one "
+            "whole row at random would pass; take delta well below 1/n"
+        )
+    if privacy.epsilon > 20.0:
+        found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
+    if noise.score_stddev > WARN_SCORE_NOISE:
+        found.append(
+            f"the noise in a row's score has standard deviation {noise.score_stddev:.2g}, as large as the "
+            "scores of a good model: expect little accuracy; take fewer passes, smaller steps "
+            "or a larger lambda"
+        )
+    return tuple(found)
+
+
+def release(
+    plan: Plan, weights: npt.NDArray[np.float64], source: kernels.Noise | None = None
+) -> npt.NDArray[np.float64]:
+    """The private model of a finished run.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of this run.
+    weights : ndarray of shape (n_weights,)
+        Un-noised.
+    source : Noise or None
+        None draws from a fresh generator keyed by the operating system.
+
+    Returns
+    -------
+    ndarray of shape (n_weights,)
+    """
+    if plan.noise is None:
+        raise ValueError("the plan has no noise")
+    return mechanisms.release(weights, plan.noise, source or kernels.Noise())

@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Noise for one released vector: its calibration, its grid and its drawing.
+
+Every noise scale of the product is computed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtri
+
+from pg_dpml.errors import GuaranteeError
+from pg_dpml.kernels import Noise
+
+__all__ = [
+    "ReleaseNoise",
+    "best_mu",
+    "calibrate",
+    "calibrate_sum",
+    "gaussian_delta",
+    "gaussian_mu",
+    "gaussian_stddev",
+    "knorm_scale",
+    "noise_range",
+    "release",
+    "release_grid",
+    "release_sum",
+    "rounding_error",
+    "sampler_delta",
+]
+
+_ULP = 2.0**-52
+_ROUND_UP = 1.0 + 2.0**-40
+"""Head room, far above the rounding of one formula, that keeps a scale on the private side."""
+
+GRID_FRACTION = 2.0**-20
+"""The release grid's step times sqrt(dimension) is at most this share of the sensitivity."""
+
+ROUNDING_LIMIT = 0.01
+"""A run whose own rounding could reach this share of its sensitivity is refused."""
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Smallest delta of a Gaussian release with sensitivity / stddev = mu.
+
+    Parameters
+    ----------
+    epsilon : float
+        In [0, inf).
+    mu : float
+        Sensitivity over standard deviation, in (0, inf).
+
+    Returns
+    -------
+    float
+        delta in [0, 1].
+
+    Notes
+    -----
+    dG(eps; mu) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    Source: Balle & Wang 2018, Theorem 8; privacy/README.md, "Gaussian noise".
+    """
+    first = log_ndtr(mu / 2.0 - epsilon / mu)
+    # e^eps alone overflows for large epsilon; the product does not.
+    second = epsilon + log_ndtr(-mu / 2.0 - epsilon / mu)
+    return max(0.0, float(np.exp(first) - np.exp(second)))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Largest mu for which a Gaussian release is (epsilon, delta)-private.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In (0, 1).
+
+    Returns
+    -------
+    float
+        mu, rounded towards more noise.
+
+    Raises
+    ------
+    ValueError
+        If an argument is outside its domain.
+
+    Notes
+    -----
+    Inverse of `gaussian_delta` in mu, which rises with mu.
+    Source: Balle & Wang 2018, Algorithm 1; privacy/README.md, "Gaussian noise".
+    """
+    if not (0.0 < epsilon < math.inf):
+        raise ValueError(f"epsilon must be in (0, inf), not {epsilon}")
+    if not (0.0 < delta < 1.0):
+        raise ValueError(f"delta must be in (0, 1), not {delta}")
+
+    def excess(log_mu: float) -> float:
+        value = gaussian_delta(epsilon, math.exp(log_mu))
+        return (math.log(value) if value > 0.0 else -1e6) - math.log(delta)
+
+    low, high = math.log(epsilon) - 10.0, math.log(epsilon) + 1.0
+    while excess(low) > 0.0:
+        low -= 5.0
+    while excess(high) < 0.0:
+        high += 1.0
+    mu = math.exp(brentq(excess, low, high, xtol=1e-13))
+    # gaussian_delta is a difference of nearly equal numbers: its relative error is far below 1e-9.
+    while gaussian_delta(epsilon, mu) * (1.0 + 1e-9) > delta:
+        mu *= 1.0 - 1e-10
+    return mu
+
+
+def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
+    """Standard deviation per coordinate of Gaussian noise.
+
+    Parameters
+    ----------
+    sensitivity : float
+        L2 sensitivity of the released vector, in [0, inf).
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In (0, 1).
+
+    Returns
+    -------
+    float
+        sensitivity / mu(epsilon, delta), rounded up.
+
+    Notes
+    -----
+    Source: Balle & Wang 2018, Theorem 8; privacy/README.md, "Gaussian noise".
+    """
+    return sensitivity / gaussian_mu(epsilon, delta) * _ROUND_UP
+
+
+def knorm_scale(sensitivity: float, epsilon: float) -> float:
+    """Scale of K-norm noise, density proportional to exp(-||z|| / scale).
+
+    Parameters
+    ----------
+    sensitivity : float
+        L2 sensitivity of the released vector, in [0, inf).
+    epsilon : float
+        In (0, inf).
+
+    Returns
+    -------
+    float
+        sensitivity / epsilon, rounded up.
+
+    Raises
+    ------
+    ValueError
+        If epsilon is outside its domain.
+
+    Notes
+    -----
+    Source: Hardt & Talwar 2010; the direction is uniform on the sphere, see
+    privacy/README.md, "K-norm noise".
+    """
+    if not (0.0 < epsilon < math.inf):
+        raise ValueError(f"epsilon must be in (0, inf), not {epsilon}")
+    return sensitivity / epsilon * _ROUND_UP
+
+
+def sampler_delta(n_weights: int) -> float:
+    """What the finite precision of the K-norm sampler adds to delta.
+
+    Parameters
+    ----------
+    n_weights : int
+        Length of the vector, >= 1.
+
+    Returns
+    -------
+    float
+        n_weights 2^-40.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Floating point".
+    """
+    return n_weights * 2.0**-40
+
+
+def _knorm_is_better(epsilon: float, delta: float, n_weights: int) -> bool:
+    """Whether K-norm noise is the smaller one. Its own delta must fit into delta."""
+    if delta == 0.0:
+        return True
+    return sampler_delta(n_weights) <= delta and (
+        epsilon / math.sqrt(n_weights + 1) > gaussian_mu(epsilon, delta)
+    )
+
+
+def best_mu(epsilon: float, delta: float, n_weights: int) -> float:
+    """Sensitivity over the standard deviation of a coordinate, of the smaller noise.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In [0, 1).
+    n_weights : int
+        Length of the vector, >= 1.
+
+    Returns
+    -------
+    float
+        mu(epsilon, delta) for Gaussian noise, epsilon / sqrt(n_weights + 1) for K-norm noise.
+
+    Notes
+    -----
+    K-norm noise of norm Gamma(d, s) has E||z||^2 = d (d + 1) s^2. Short vectors
+    are better off with it although delta > 0. Source: privacy/README.md, "K-norm noise".
+    """
+    if _knorm_is_better(epsilon, delta, n_weights):
+        return epsilon / math.sqrt(n_weights + 1)
+    return gaussian_mu(epsilon, delta)
+
+
+def rounding_error(
+    *,
+    steps: int,
+    step_sum: float,
+    step_max: float,
+    lipschitz: float,
+    smoothness: float,
+    lambda_: float,
+    radius: float,
+    batch_size: int,
+    n_weights: int,
+) -> float:
+    """Bound on how far float64 rounding moves the model of a whole run.
+
+    Parameters
+    ----------
+    steps : int
+        T >= 0.
+    step_sum, step_max : float
+        Sum and maximum of the step sizes.
+    lipschitz, smoothness : float
+        L and beta of the data loss.
+    lambda_ : float
+        L2 regulariser, in [0, inf).
+    radius : float
+        Of the ball the model is projected on; infinity for none.
+    batch_size : int
+        b >= 1.
+    n_weights : int
+        Length of the weight vector.
+
+    Returns
+    -------
+    float
+        fp = T 2^-52 max_t [(6 + eta lambda) W + eta (b + 8) L + eta beta (d + 2) W] with
+        W = min(R, L / lambda, L sum eta).
+
+    Notes
+    -----
+    Two units of W more than a step alone needs cover the running average.
+    Source: privacy/README.md, "Floating point".
+    """
+    bound = min(radius, lipschitz * step_sum)
+    if lambda_ > 0.0:
+        bound = min(bound, lipschitz / lambda_)
+    per_step = (
+        (6.0 + step_max * lambda_) * bound
+        + step_max * (batch_size + 8) * lipschitz
+        + step_max * smoothness * (n_weights + 2) * bound
+    )
+    return steps * _ULP * per_step
+
+
+def release_grid(sensitivity: float, n_weights: int) -> float:
+    """Spacing of the grid that a released vector is rounded to.
+
+    Parameters
+    ----------
+    sensitivity : float
+        In (0, inf).
+    n_weights : int
+        Length of the vector, >= 1.
+
+    Returns
+    -------
+    float
+        Largest power of two <= 2^-20 sensitivity / sqrt(n_weights).
+
+    Notes
+    -----
+    Source: Mironov 2012 on the low bits of noise; privacy/README.md, "Floating point".
+    """
+    return float(2.0 ** math.floor(math.log2(GRID_FRACTION * sensitivity / math.sqrt(n_weights))))
+
+
+@dataclass(frozen=True)
+class ReleaseNoise:
+    """The noise one release will carry; drawn by `release`.
+
+    Attributes
+    ----------
+    kind : str
+        "gaussian" or "k-norm".
+    scale : float
+        Gaussian: standard deviation of a coordinate. K-norm: the scale of the norm.
+    sensitivity : float
+        Of the exact run.
+    calibrated_sensitivity : float
+        With the head room for rounding and grid; what `scale` is computed from.
+    grid : float
+        Spacing of the released numbers; 0 when nothing depends on the rows.
+    n_weights : int
+        Length of the vector.
+    """
+
+    kind: str
+    scale: float
+    sensitivity: float
+    calibrated_sensitivity: float
+    grid: float
+    n_weights: int
+
+    @property
+    def score_stddev(self) -> float:
+        """Standard deviation of the noise in the score of a row of norm 1."""
+        if self.kind == "gaussian":
+            return self.scale
+        # E||z||^2 = d (d + 1) scale^2, spread evenly over d coordinates.
+        return self.scale * math.sqrt(self.n_weights + 1)
+
+    @property
+    def expected_norm(self) -> float:
+        """Root mean square of the noise vector's norm."""
+        return self.score_stddev * math.sqrt(self.n_weights)
+
+
+def calibrate(
+    sensitivity: float, rounding: float, n_weights: int, epsilon: float, delta: float
+) -> ReleaseNoise:
+    """Noise for one vector of a given sensitivity.
+
+    Parameters
+    ----------
+    sensitivity : float
+        L2 sensitivity of the exact run, in [0, inf).
+    rounding : float
+        Bound on the run's own rounding, see `rounding_error`.
+    n_weights : int
+        Length of the vector, >= 1.
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In [0, 1); 0 asks for K-norm noise, which is also taken where it is the smaller one.
+
+    Returns
+    -------
+    ReleaseNoise
+
+    Raises
+    ------
+    GuaranteeError
+        If the rounding exceeds a hundredth of the sensitivity.
+
+    Notes
+    -----
+    Calibrated for Delta + grid sqrt(d) + fp.
+    Source: privacy/README.md, "Floating point".
+    """
+    kind = "k-norm" if _knorm_is_better(epsilon, delta, n_weights) else "gaussian"
+    if sensitivity == 0.0:  # no step was taken: the model is a constant
+        return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights)
+    if rounding > ROUNDING_LIMIT * sensitivity:
+        raise GuaranteeError(
+            f"float64 rounding of this run could reach {rounding:.1e}, more than a hundredth of its "
+            f"sensitivity {sensitivity:.1e}: take fewer passes, a larger batch_size or a smaller radius"
+        )
+    grid = release_grid(sensitivity, n_weights)
+    calibrated = sensitivity + grid * math.sqrt(n_weights) + rounding
+    if kind == "gaussian":
+        scale = gaussian_stddev(calibrated, epsilon, delta)
+    else:
+        scale = knorm_scale(calibrated, epsilon)
+    return ReleaseNoise(kind, scale, sensitivity, calibrated, grid, n_weights)
+
+
+def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
+    """The private vector: weights and noise, each rounded to the grid, added.
+
+    Parameters
+    ----------
+    weights : ndarray of shape (n_weights,)
+        Un-noised.
+    noise : ReleaseNoise
+    source : Noise
+        A generator keyed by the operating system, used for this release alone.
+
+    Returns
+    -------
+    ndarray of shape (n_weights,)
+
+    Notes
+    -----
+    Source: privacy/README.md, "Floating point".
+    """
+    if weights.shape != (noise.n_weights,):
+        raise ValueError(f"weights must have shape ({noise.n_weights},), not {weights.shape}")
+    if noise.grid == 0.0:
+        return weights.copy()
+    if noise.kind == "gaussian":
+        drawn = source.gaussian(noise.n_weights, noise.scale)
+    else:
+        drawn = source.knorm(noise.n_weights, noise.scale)
+    rounded = np.rint(weights / noise.grid) + np.rint(drawn / noise.grid)
+    return np.asarray(rounded * noise.grid, dtype=np.float64)
+
+
+def calibrate_sum(sensitivity: int, epsilon: float, delta: float) -> ReleaseNoise:
+    """Noise for one sum of integers, such as a number of errors.
+
+    Parameters
+    ----------
+    sensitivity : int
+        Most that one unit of privacy moves the sum, >= 1; the same under both relations
+        where a row's terms lie in [0, sensitivity].
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In [0, 1); 0 asks for Laplace noise, which is also taken where it is the smaller one.
+
+    Returns
+    -------
+    ReleaseNoise
+        With a grid of 1: sums are exact, so nothing is added for rounding.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Scores and errors".
+    """
+    if _knorm_is_better(epsilon, delta, 1):
+        scale, kind = knorm_scale(sensitivity, epsilon), "k-norm"
+    else:
+        scale, kind = gaussian_stddev(sensitivity, epsilon, delta), "gaussian"
+    return ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1)
+
+
+def noise_range(noise: ReleaseNoise, confidence: float) -> int:
+    """Least whole h that the rounded noise of one sum stays within, -h to h, with a given probability.
+
+    Parameters
+    ----------
+    noise : ReleaseNoise
+        From `calibrate_sum`.
+    confidence : float
+        In (0, 1).
+    """
+    if noise.kind == "gaussian":
+        quantile = noise.scale * float(ndtri(0.5 + 0.5 * confidence))
+    else:
+        quantile = -noise.scale * math.log1p(-confidence)
+    return max(0, math.ceil(quantile - 0.5))
+
+
+def release_sum(total: int, noise: ReleaseNoise, source: Noise) -> int:
+    """The private sum: noise rounded to a whole number, added.
+
+    Parameters
+    ----------
+    total : int
+        Exact, in (-2^52, 2^52).
+    noise : ReleaseNoise
+        From `calibrate_sum`.
+    source : Noise
+        A generator keyed by the operating system, used for this release alone.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Scores and errors".
+    """
+    if abs(total) >= 2**52:
+        raise ValueError("total must be in (-2^52, 2^52)")
+    return int(release(np.array([float(total)]), noise, source)[0])

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Stored models and the ledger of what was spent: tables dpml.models and dpml.ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from pg_dpml.database import Session
+from pg_dpml.errors import SpecError
+
+__all__ = [
+    "Charge",
+    "Model",
+    "charge",
+    "charges_of",
+    "drop_model",
+    "find_model",
+    "list_models",
+    "load_model",
+    "require_new_name",
+    "store_model",
+]
+
+_metadata = sa.MetaData(schema="dpml")
+
+ledger = sa.Table(
+    "ledger",
+    _metadata,
+    sa.Column("id", sa.BigInteger, primary_key=True),
+    sa.Column("charged_at", sa.DateTime(timezone=True)),
+    sa.Column("charged_by", sa.Text),
+    sa.Column("dataset", sa.Text),
+    sa.Column("model", sa.Text),
+    sa.Column("method", sa.Text),
+    sa.Column("private", sa.Boolean),
+    sa.Column("epsilon", sa.Numeric),
+    sa.Column("delta", sa.Numeric),
+    sa.Column("relation", sa.Text),
+    sa.Column("n_rows", sa.BigInteger),
+    sa.Column("mechanism", JSONB),
+)
+
+models = sa.Table(
+    "models",
+    _metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("created_at", sa.DateTime(timezone=True)),
+    sa.Column("owner", sa.Text),
+    sa.Column("method", sa.Text),
+    sa.Column("private", sa.Boolean),
+    sa.Column("task", sa.Text),
+    sa.Column("loss", sa.Text),
+    sa.Column("classes", ARRAY(sa.Text)),
+    sa.Column("weights", ARRAY(sa.Float)),
+    sa.Column("n_features", sa.Integer),
+    sa.Column("encoder", JSONB),
+    sa.Column("privacy", JSONB),
+    sa.Column("training", JSONB),
+    sa.Column("charge", sa.BigInteger),
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A released model as it is stored.
+
+    Attributes
+    ----------
+    name, method, task, loss : str
+    private : bool
+        False for baselines, in every report.
+    classes : tuple of str or None
+        In the order of the scores; None for regression.
+    weights : ndarray of shape (n_outputs * n_features,)
+        Row-major; the intercept is the last feature.
+    n_features : int
+    encoder : mapping
+        What `dpml.encode` needs.
+    privacy, training : mapping
+        The guarantee, and how the model was trained.
+    charge : int or None
+        Its row of dpml.ledger.
+    created_at : datetime or None
+        Start of the transaction that stored it; None before.
+    owner : str or None
+        Role that stored it; None before.
+    """
+
+    name: str
+    method: str
+    private: bool
+    task: str
+    loss: str
+    classes: tuple[str, ...] | None
+    weights: npt.NDArray[np.float64]
+    n_features: int
+    encoder: Mapping[str, Any]
+    privacy: Mapping[str, Any]
+    training: Mapping[str, Any]
+    charge: int | None
+    created_at: datetime | None = field(default=None, compare=False)
+    owner: str | None = field(default=None, compare=False)
+
+    @property
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """The weights as ndarray of shape (n_outputs, n_features)."""
+        return self.weights.reshape(-1, self.n_features)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One entry of the ledger: what a run or an evaluation spent."""
+
+    id: int
+    charged_at: datetime
+    charged_by: str
+    dataset: str
+    model: str
+    method: str
+    epsilon: Decimal | None
+    delta: Decimal | None
+    relation: str | None
+    n_rows: int | None
+
+
+def require_new_name(session: Session, name: str) -> None:
+    """Refuse a name that is taken, before anything is spent on it."""
+    if not name or len(name) > 200:
+        raise SpecError("name must have 1 to 200 characters")
+    if find_model(session, name) is not None:
+        raise SpecError(
+            f"a model called {name} exists: choose another name, or remove it with dpml drop (its charge stays)"
+        )
+
+
+def charge(
+    session: Session,
+    *,
+    dataset: str,
+    model: str,
+    method: str,
+    epsilon: Decimal,
+    delta: Decimal,
+    relation: str,
+    n_rows: int,
+    mechanism: Mapping[str, Any],
+) -> int:
+    """Write what a run will spend; the caller commits before it reads a row.
+
+    Returns
+    -------
+    int
+        The ledger's id of the charge.
+    """
+    statement = (
+        ledger.insert()
+        .values(
+            dataset=dataset,
+            model=model,
+            method=method,
+            private=True,
+            epsilon=epsilon,
+            delta=delta,
+            relation=relation,
+            n_rows=n_rows,
+            mechanism=dict(mechanism),
+        )
+        .returning(ledger.c.id)
+    )
+    return int(session.connection.execute(statement).scalar_one())
+
+
+def store_model(session: Session, model: Model) -> None:
+    """Insert a released model; the name must be new."""
+    values = {
+        "name": model.name,
+        "method": model.method,
+        "private": model.private,
+        "task": model.task,
+        "loss": model.loss,
+        "classes": None if model.classes is None else list(model.classes),
+        "weights": model.weights.tolist(),
+        "n_features": model.n_features,
+        "encoder": dict(model.encoder),
+        "privacy": dict(model.privacy),
+        "training": dict(model.training),
+        "charge": model.charge,
+    }
+    session.connection.execute(models.insert().values(**values))
+
+
+def _model(row: Any) -> Model:
+    return Model(
+        name=row.name,
+        method=row.method,
+        private=row.private,
+        task=row.task,
+        loss=row.loss,
+        classes=None if row.classes is None else tuple(row.classes),
+        weights=np.asarray(row.weights, dtype=np.float64),
+        n_features=row.n_features,
+        encoder=row.encoder,
+        privacy=row.privacy,
+        training=row.training,
+        charge=row.charge,
+        created_at=row.created_at,
+        owner=row.owner,
+    )
+
+
+def list_models(session: Session) -> list[Model]:
+    """Every stored model, by name."""
+    rows = session.connection.execute(sa.select(models).order_by(models.c.name))
+    return [_model(row) for row in rows]
+
+
+def find_model(session: Session, name: str) -> Model | None:
+    """The stored model of a name, or None."""
+    row = session.connection.execute(sa.select(models).where(models.c.name == name)).one_or_none()
+    return None if row is None else _model(row)
+
+
+def load_model(session: Session, name: str) -> Model:
+    """The stored model of a name.
+
+    Raises
+    ------
+    SpecError
+        If there is none.
+    """
+    model = find_model(session, name)
+    if model is None:
+        raise SpecError(f"there is no model called {name}: dpml models lists them")
+    return model
+
+
+def drop_model(session: Session, name: str) -> None:
+    """Delete a model; what it spent stays in the ledger.
+
+    Raises
+    ------
+    SpecError
+        If there is none.
+    """
+    load_model(session, name)
+    session.connection.execute(models.delete().where(models.c.name == name))
+
+
+def charges_of(session: Session, dataset: str) -> list[Charge] | None:
+    """What was spent on a table, in order; None if the role may not read the ledger."""
+    allowed = sa.func.has_table_privilege("dpml.ledger", "SELECT")
+    if not session.connection.execute(sa.select(allowed)).scalar_one():
+        return None
+    shown = [ledger.c[name] for name in Charge.__dataclass_fields__]
+    query = sa.select(*shown).where(ledger.c.dataset == dataset).order_by(ledger.c.id)
+    return [Charge(**row._mapping) for row in session.connection.execute(query)]

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: PostgreSQL
+"""From a data spec to encoded rows: the encoder spec, the public count, shuffling and packing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql
+from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.spec import MAX_FEATURES, Column, DataSpec, Label
+
+__all__ = ["PackedRows", "Source", "count_units", "pack", "record_of", "repack", "resolve"]
+
+_WIDE = 1000
+"""Dense rows with more features go into blocks stored out of line, as in kernels/block.h."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table whose rows can be encoded: what `resolve` found in the catalog, no row read.
+
+    Attributes
+    ----------
+    table : SourceTable
+    where : str or None
+        The public filter.
+    unit : str or None
+        Column whose equal values are one unit of privacy; None: every row is one.
+    max_rows_per_unit : int
+        Rows used of a unit.
+    encoder : mapping
+        The spec that `dpml.encode` parses and that is stored with the model.
+    n_features : int
+        Length of an encoded row, the intercept included.
+    n_values : int
+        Most values one encoded row can store.
+    feature_names : tuple of str
+        One name a feature, in order.
+    """
+
+    table: SourceTable
+    where: str | None
+    unit: str | None
+    max_rows_per_unit: int
+    encoder: Mapping[str, Any]
+    n_features: int
+    n_values: int
+    feature_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The run's private copy of the encoded rows, in one random order."""
+
+    blocks: sql.Identifier
+    n_blocks: int
+
+
+def resolve(session: Session, data: DataSpec) -> Source:
+    """Check a spec against the catalog and write its encoder.
+
+    Raises
+    ------
+    SpecError
+        For a missing table or column, a type without an encoding, or missing bounds or levels.
+    GuaranteeError
+        If rows may be chosen by something that is not declared public.
+    """
+    table = session.relation(data.table)
+    if table.kind in "vmf" and not data.definition_is_public:
+        raise GuaranteeError(
+            f"{data.table} is a view or a foreign table, and which rows it shows could itself be private: "
+            "if the owner agrees that its definition is public, add definition_is_public = true to the spec"
+        )
+    if table.row_security:
+        raise GuaranteeError(
+            f"{data.table} has row-level security, so its rows depend on who asks: train on a table without"
+        )
+    columns = [_encode_column(column, _type_of(table, column.name)) for column in data.columns]
+    _check_label(data.label, _type_of(table, data.label.column))
+    if data.unit is not None:
+        _type_of(table, data.unit)
+    names = [name for column in columns for name in _feature_names(column)]
+    if len(names) >= MAX_FEATURES:
+        raise SpecError(f"columns: {len(names)} features, more than the {MAX_FEATURES - 1} a model may have")
+    n_values = sum(_stored_values(column) for column in columns) + data.intercept
+    if data.projection is not None:
+        names = [f"projection {i + 1}" for i in range(data.projection)]
+        n_values = len(names) + 1
+    if data.intercept:
+        names.append("intercept")
+    encoder = {
+        "columns": columns,
+        "intercept": data.intercept,
+        "norm": data.norm,
+        # A sparse row costs eight bytes a value against four a feature.
+        "format": "csr" if 2 * n_values < len(names) else "dense",
+        "label": _encode_label(data.label),
+    }
+    if data.projection is not None:
+        encoder["projection"] = {"features": data.projection, "seed": data.projection_seed}
+    if encoder["format"] == "dense":
+        n_values = len(names)
+    return Source(
+        table=table,
+        where=data.where,
+        unit=data.unit,
+        max_rows_per_unit=data.max_rows_per_unit,
+        encoder=encoder,
+        n_features=len(names),
+        n_values=n_values,
+        feature_names=tuple(names),
+    )
+
+
+def _type_of(table: SourceTable, column: str) -> ColumnType:
+    if column not in table.columns:
+        known = ", ".join(list(table.columns)[:20])
+        raise SpecError(f"column {column} does not exist in {table.name}; it has {known}")
+    return table.columns[column]
+
+
+def _encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
+    """One entry of the encoder's columns."""
+    where = f"column {column.name}"
+    levels = column.levels
+    if levels is None and column_type.enum_labels is not None:
+        levels = column_type.enum_labels
+    if levels is not None:
+        if column_type.category not in "SENBZ":
+            raise SpecError(f"{where}: levels cannot list values of type {column_type.name}")
+        return {
+            "name": column.name,
+            "kind": "category",
+            "levels": list(levels),
+            "centered": column.centered,
+        }
+    if column_type.category == "B":
+        if column.scale == "standard" or column.log1p:
+            raise SpecError(f"{where} is boolean: its scale is center or zero_based, without log1p")
+        return {"name": column.name, "kind": "boolean", "scale": column.scale}
+    entry: dict[str, Any] = {
+        "name": column.name,
+        "scale": column.scale,
+        "log1p": column.log1p,
+        "lower": column.lower,
+        "upper": column.upper,
+    }
+    if column.scale == "standard":
+        entry |= {"mean": column.mean, "sd": column.sd}
+    elif column.lower is None and column_type.category in "NA":
+        raise SpecError(
+            f"{where} ({column_type.name}) needs public bounds: give lower and upper under "
+            f"[columns.{column.name}], from the meaning of the column and never from the rows; "
+            "or levels = [...] if its numbers are categories; or scale = 'standard' with public mean and sd"
+        )
+    if column_type.category == "A":
+        if column.length is None:
+            raise SpecError(f"{where} ({column_type.name}) needs length = NUMBER OF ELEMENTS")
+        entry |= {"kind": "array", "length": column.length}
+        if column.rows is not None:
+            image = {"rows": column.rows, "columns": column.length // column.rows}
+            entry["image"] = image | {"blur": column.blur, "stride": column.stride}
+        return entry
+    if column.length is not None:
+        raise SpecError(f"{where}: length belongs to an array column, not to {column_type.name}")
+    if column_type.category == "N":
+        return entry | {"kind": "numeric"}
+    if column_type.category in "SZ":
+        raise SpecError(
+            f"{where} ({column_type.name}) needs its public list of categories: give levels = [...] under "
+            f"[columns.{column.name}], from the documentation of the data and never from the rows; or "
+            "declare the column as an enum, whose labels are taken from the catalog"
+        )
+    raise SpecError(f"{where}: type {column_type.name} has no encoding; leave the column out")
+
+
+def _check_label(label: Label, column_type: ColumnType) -> None:
+    if label.task == "regression" and column_type.category not in "NB":
+        raise SpecError(
+            f"label {label.column}: lower and upper belong to a number, not to {column_type.name}"
+        )
+
+
+def _encode_label(label: Label) -> dict[str, Any]:
+    if label.task == "binary":
+        return {
+            "name": label.column,
+            "kind": "binary",
+            "positive": label.positive,
+            "negative": label.negative,
+        }
+    if label.task == "multiclass":
+        return {"name": label.column, "kind": "classes", "classes": list(label.classes or ())}
+    return {"name": label.column, "kind": "number", "lower": label.lower, "upper": label.upper}
+
+
+def _feature_names(column: Mapping[str, Any]) -> list[str]:
+    if column["kind"] == "category":
+        return [f"{column['name']}={level}" for level in column["levels"]]
+    if "image" in column:
+        image = column["image"]
+        pixels = (
+            (row, place)
+            for row in range(0, image["rows"], image["stride"])
+            for place in range(0, image["columns"], image["stride"])
+        )
+        return [f"{column['name']}[{row + 1},{place + 1}]" for row, place in pixels]
+    if column["kind"] == "array":
+        return [f"{column['name']}[{i + 1}]" for i in range(column["length"])]
+    return [column["name"]]
+
+
+def _stored_values(column: Mapping[str, Any]) -> int:
+    """Most non-zero features one value of a column encodes to."""
+    if column["kind"] == "category":
+        return len(column["levels"]) if column["centered"] else 1
+    return int(column.get("length", 1))
+
+
+def _from(source: Source) -> sql.Composed:
+    """FROM clause with the alias t; the filter is the owner's own SQL, declared public."""
+    clause = sql.SQL("FROM {} AS t").format(source.table.identifier)
+    if source.where is not None:
+        # psycopg reads % as a placeholder.
+        clause += sql.SQL(" WHERE (") + _verbatim(source.where.replace("%", "%%")) + sql.SQL(")")
+    return clause
+
+
+def _verbatim(text: str) -> sql.Composed:
+    """SQL text of the spec as it stands, which sql.SQL takes only from literals."""
+    return sql.Composed([sql.SQL(text)])  # type: ignore[arg-type, unused-ignore]
+
+
+def record_of(encoder: Mapping[str, Any], *, with_label: bool) -> sql.Composed:
+    """`ROW(t.a, t.b, ...)` in the encoder's order: it needs no privilege on other columns."""
+    names = [column["name"] for column in encoder["columns"]]
+    if with_label:
+        names.append(encoder["label"]["name"])
+    fields = [sql.Identifier("t", name) for name in names]
+    return sql.SQL("ROW({})").format(sql.SQL(", ").join(fields))
+
+
+def count_units(session: Session, source: Source) -> int:
+    """Number of units of privacy, which the neighbouring relation makes public: rows, if no unit is declared.
+
+    Rows whose unit is NULL are units of their own.
+    """
+    counted: sql.SQL | sql.Composed = sql.SQL("pg_catalog.count(*)")
+    if source.unit is not None:
+        counted = sql.SQL(
+            "pg_catalog.count(DISTINCT {unit}) + pg_catalog.count(*) FILTER (WHERE {unit} IS NULL)"
+        ).format(unit=sql.Identifier("t", source.unit))
+    return int(session.fetch_one(sql.SQL("SELECT {} ").format(counted) + _from(source))[0])
+
+
+_ANY_ORDER = sql.SQL("pg_catalog.random()")
+
+
+def _create_blocks(session: Session, source: Source) -> sql.Identifier:
+    """An empty table for blocks, of a random name, that only the current role can read."""
+    blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
+    wide = source.encoder["format"] == "dense" and source.n_features > _WIDE
+    storage = sql.SQL("EXTERNAL" if wide else "PLAIN")
+    session.execute(
+        sql.SQL("CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL)").format(blocks)
+    )
+    session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE {}").format(blocks, storage))
+    return blocks
+
+
+def _fill(
+    session: Session,
+    source: Source,
+    encoded: sql.Composable,
+    order: sql.Composable,
+    parameters: Mapping[str, Any],
+) -> PackedRows:
+    """Sort encoded rows into a random order and pack them into numbered blocks, in physical order."""
+    blocks = _create_blocks(session, source)
+    (capacity,) = session.fetch_one(
+        sql.SQL("SELECT dpml.block_capacity(%(format)s, %(n_features)s, %(n_values)s)"),
+        {
+            "format": source.encoder["format"],
+            "n_features": source.n_features,
+            "n_values": source.n_values,
+        },
+    )
+    statement = sql.SQL(
+        "INSERT INTO {blocks} (block_no, block) "
+        "SELECT (pg_catalog.row_number() OVER () - 1)::integer, p.block "
+        "FROM (SELECT dpml.pack(e.row, {capacity}) OVER shuffled AS block "
+        # OFFSET 0: encode first, so that narrow rows are sorted
+        "FROM ({encoded} OFFSET 0) AS e WINDOW shuffled AS (ORDER BY {order})) AS p "
+        "WHERE p.block IS NOT NULL"
+    ).format(blocks=blocks, capacity=sql.Literal(capacity), encoded=encoded, order=order)
+    return PackedRows(blocks, session.execute(statement, parameters))
+
+
+def pack(session: Session, source: Source) -> PackedRows:
+    """Encode every row, put the rows in a fresh random order, and pack them.
+
+    Notes
+    -----
+    The order is a new random key per row, independent of the values; the rows
+    of a unit stay together, under the key of one of them.
+    Source: privacy/README.md, "Randomness" and "Unit of privacy".
+    """
+    record = record_of(source.encoder, with_label=True)
+    parameters = {"encoder": json_parameter(source.encoder)}
+    if source.unit is None:
+        encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
+        return _fill(session, source, encoded + _from(source), _ANY_ORDER, parameters)
+    keyed = sql.SQL(
+        "SELECT {record} AS record, {unit} AS unit, pg_catalog.random() AS key, pg_catalog.random() AS tie "
+    ).format(record=record, unit=sql.Identifier("t", source.unit))
+    encoded = sql.SQL(
+        "SELECT dpml.encode(%(encoder)s, u.record, u.unit IS NULL OR u.place = 1) AS row, u.unit, u.place, "
+        "CASE WHEN u.unit IS NULL THEN u.key ELSE u.unit_key END AS key FROM ("
+        "SELECT k.*, pg_catalog.row_number() OVER own AS place, "
+        "pg_catalog.first_value(k.key) OVER own AS unit_key "
+        "FROM ({keyed} OFFSET 0) AS k WINDOW own AS (PARTITION BY k.unit ORDER BY k.tie)) AS u "
+        "WHERE u.unit IS NULL OR u.place <= {most}"
+    ).format(keyed=keyed + _from(source), most=sql.Literal(source.max_rows_per_unit))
+    return _fill(session, source, encoded, sql.SQL("e.key, e.unit, e.place"), parameters)
+
+
+def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
+    """The rows in a fresh order; the old blocks are dropped.
+
+    Without units the packed rows are shuffled again. With units they are read
+    again from the table, in the run's own snapshot, because blocks do not
+    keep which rows belong together.
+    """
+    if source.unit is None:
+        encoded = sql.SQL("SELECT r.row FROM {} AS b, dpml.rows(b.block) AS r(row)").format(packed.blocks)
+        again = _fill(session, source, encoded, _ANY_ORDER, {})
+    else:
+        again = pack(session, source)
+    session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
+    return again

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What a user asks for: the data, the privacy, the training. Every check of user input is here."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pg_dpml.errors import SpecError
+from pg_dpml.privacy.relation import Relation
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Column", "DataSpec", "Label", "PrivacySpec", "TrainSpec"]
+
+SCALES = ("center", "zero_based", "standard")
+NORMS = ("normalize", "clip")
+METHODS = ("bolt-on", "noiseless")
+LOSSES = ("logistic", "huber_svm", "squared", "softmax")
+SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
+MAX_FEATURES = 2**20
+MAX_ROWS_PER_UNIT = 10**6
+AVERAGES = ("none", "all", "tail")
+
+
+def _number(value: object, name: str) -> float | None:
+    """A finite float, or None; anything else is refused by name."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(f"{name} must be a number, not {value!r}")
+    if not math.isfinite(value):
+        raise SpecError(f"{name} must be finite, not {value!r}")
+    return float(value)
+
+
+def _whole(value: object, name: str, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise SpecError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
+
+
+def _choice(value: object, name: str, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise SpecError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def _level(value: object, name: str) -> str:
+    """A category level or class as the text the server compares."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise SpecError(f"{name} must be text, a number or a boolean, not {value!r}")
+
+
+def _levels(value: object, name: str, at_least: int) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise SpecError(f"{name} must be a list, not {value!r}")
+    levels = tuple(_level(item, name) for item in value)
+    if len(levels) < at_least or len(set(levels)) != len(levels):
+        raise SpecError(f"{name} must list at least {at_least} different values")
+    return levels
+
+
+def _bounds(lower: float | None, upper: float | None, name: str) -> None:
+    if (lower is None) != (upper is None):
+        raise SpecError(f"{name}: give both lower and upper, or neither")
+    if lower is not None and upper is not None and not lower < upper:
+        raise SpecError(f"{name}: lower must be below upper, not {lower} and {upper}")
+
+
+def _known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> None:
+    for key in given:
+        if key not in allowed:
+            raise SpecError(f"{where}: unknown key {key!r}; known are {', '.join(allowed)}")
+
+
+def _table(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where} must be a table of keys, not {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature column and the public constants that encode it.
+
+    Attributes
+    ----------
+    name : str
+        Column of the table.
+    lower, upper : float or None
+        Public bounds of a numeric column or of an array's elements.
+    scale : str
+        "center" (bounds to -1 and +1), "zero_based" (bounds to 0 and 1) or
+        "standard" ((v - mean) / sd).
+    log1p : bool
+        Take ln(1 + v) of value and bounds first; needs lower >= 0.
+    mean, sd : float or None
+        Public constants of scale "standard"; sd > 0.
+    levels : tuple of str or None
+        Public list of categories.
+    centered : bool
+        Subtract 1 / (number of levels) from every one-hot feature.
+    length : int or None
+        Elements of an array column.
+    rows : int or None
+        The array is an image of so many rows, row by row; it is reduced.
+    blur, stride : int
+        Of an image: take the mean of blur x blur pixels (odd), at every
+        stride-th pixel of every stride-th row.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Vectors come from public knowledge".
+    """
+
+    name: str
+    lower: float | None = None
+    upper: float | None = None
+    scale: str = "center"
+    log1p: bool = False
+    mean: float | None = None
+    sd: float | None = None
+    levels: tuple[str, ...] | None = None
+    centered: bool = True
+    length: int | None = None
+    rows: int | None = None
+    blur: int = 3
+    stride: int = 2
+
+    def __post_init__(self) -> None:
+        where = f"column {self.name}"
+        _choice(self.scale, f"{where}: scale", SCALES)
+        _flag(self.log1p, f"{where}: log1p")
+        _flag(self.centered, f"{where}: centered")
+        for key in ("lower", "upper", "mean", "sd"):
+            object.__setattr__(self, key, _number(getattr(self, key), f"{where}: {key}"))
+        object.__setattr__(self, "levels", _levels(self.levels, f"{where}: levels", 1))
+        _bounds(self.lower, self.upper, where)
+        if self.levels is not None and self.lower is not None:
+            raise SpecError(f"{where}: give levels (a category) or bounds (a number), not both")
+        if self.scale == "standard" and (self.mean is None or self.sd is None or self.sd <= 0.0):
+            raise SpecError(f"{where}: scale standard needs public constants mean and sd > 0")
+        if self.scale != "standard" and (self.mean is not None or self.sd is not None):
+            raise SpecError(f"{where}: mean and sd belong to scale = 'standard'")
+        if self.log1p and self.lower is not None and self.lower < 0.0:
+            raise SpecError(f"{where}: log1p needs lower >= 0, not {self.lower}")
+        if self.log1p and self.lower is None:
+            raise SpecError(f"{where}: log1p needs the public bounds lower and upper")
+        if self.length is not None:
+            _whole(self.length, f"{where}: length", MAX_FEATURES)
+        for key in ("blur", "stride"):
+            _whole(getattr(self, key), f"{where}: {key}", MAX_FEATURES)
+        if self.blur % 2 == 0:
+            raise SpecError(f"{where}: blur must be odd, not {self.blur}")
+        if self.rows is not None:
+            _whole(self.rows, f"{where}: rows", MAX_FEATURES)
+            if self.length is None or self.length % self.rows != 0:
+                raise SpecError(
+                    f"{where}: rows belongs to an image, an array whose length is a multiple of it"
+                )
+
+    @classmethod
+    def from_mapping(cls, name: str, given: object) -> Column:
+        """The column of a `[columns.NAME]` table."""
+        where = f"column {name}"
+        keys = _table(given, where)
+        _known(keys, [f.name for f in fields(cls) if f.name != "name"], where)
+        return cls(name=name, **keys)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is predicted: exactly one of `positive`, `classes` and bounds.
+
+    Attributes
+    ----------
+    column : str
+        Column of the table.
+    positive : str or None
+        The value that is +1; any type, as text.
+    negative : str or None
+        The value that is -1; None means every other value.
+    classes : tuple of str or None
+        The classes of a multiclass model, in the order of its scores.
+    lower, upper : float or None
+        Public bounds of a number to predict (regression).
+    """
+
+    column: str
+    positive: str | None = None
+    negative: str | None = None
+    classes: tuple[str, ...] | None = None
+    lower: float | None = None
+    upper: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"label {self.column}"
+        for key in ("positive", "negative"):
+            value = getattr(self, key)
+            if value is not None:
+                object.__setattr__(self, key, _level(value, f"{where}: {key}"))
+        for key in ("lower", "upper"):
+            object.__setattr__(self, key, _number(getattr(self, key), f"{where}: {key}"))
+        object.__setattr__(self, "classes", _levels(self.classes, f"{where}: classes", 2))
+        _bounds(self.lower, self.upper, where)
+        ways = [self.positive is not None, self.classes is not None, self.lower is not None]
+        if sum(ways) != 1:
+            raise SpecError(
+                f"{where}: say what is predicted by exactly one of positive = VALUE (two classes), "
+                "classes = [VALUES] (several classes), or lower and upper (a number)"
+            )
+        if self.negative is not None and (self.positive is None or self.negative == self.positive):
+            raise SpecError(f"{where}: negative goes with a different positive value")
+
+    @property
+    def task(self) -> str:
+        """One of "binary", "multiclass" and "regression"."""
+        if self.positive is not None:
+            return "binary"
+        return "multiclass" if self.classes is not None else "regression"
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Class labels in the order of `dpml.predict_proba`; None for regression."""
+        if self.positive is not None:
+            return (self.negative or f"not {self.positive}", self.positive)
+        return self.classes
+
+    @classmethod
+    def from_mapping(cls, given: object) -> Label:
+        """The label of a `[label]` table."""
+        keys = _table(given, "[label]")
+        _known(keys, [f.name for f in fields(cls)], "[label]")
+        if not isinstance(keys.get("column"), str):
+            raise SpecError("[label] needs column = NAME")
+        return cls(**keys)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """A table, its label and its feature columns.
+
+    Attributes
+    ----------
+    table : str
+        Name as in SQL, schema-qualified or not, quoted where SQL would need it.
+    label : Label
+    columns : tuple of Column
+        In the order of the model's features.
+    where : str or None
+        SQL condition on the rows; needs `definition_is_public`.
+    definition_is_public : bool
+        The owner's word that the filter, or the view behind `table`, is public.
+    intercept : bool
+        Add a constant feature; it is regularised like every other.
+    norm : str
+        "normalize" (every row to norm 1) or "clip" (only longer rows).
+    projection : int or None
+        Project the features to so many by a Gaussian random matrix.
+    projection_seed : int
+        Its seed, public and stored with the model.
+    unit : str or None
+        Column whose equal values are one unit of privacy, such as a patient;
+        None: every row is one.
+    max_rows_per_unit : int
+        At most so many rows of a unit are used.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Vectors come from public knowledge".
+    """
+
+    table: str
+    label: Label
+    columns: tuple[Column, ...]
+    where: str | None = None
+    definition_is_public: bool = False
+    intercept: bool = True
+    norm: str = "normalize"
+    projection: int | None = None
+    projection_seed: int = 0
+    unit: str | None = None
+    max_rows_per_unit: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if not isinstance(self.table, str) or not self.table.strip():
+            raise SpecError("table must be the name of a table")
+        if not self.columns:
+            raise SpecError("columns: list at least one feature column, as [columns.NAME]")
+        names = [column.name for column in self.columns]
+        if len(set(names)) != len(names):
+            raise SpecError("columns: every column may be listed once")
+        if self.label.column in names:
+            raise SpecError(f"column {self.label.column} is the label and cannot be a feature")
+        _choice(self.norm, "norm", NORMS)
+        if self.projection is not None:
+            _whole(self.projection, "projection", MAX_FEATURES - 1)
+        if self.projection_seed != 0:
+            _whole(self.projection_seed, "projection_seed", 2**53)
+        _whole(self.max_rows_per_unit, "max_rows_per_unit", MAX_ROWS_PER_UNIT)
+        if self.unit is None and self.max_rows_per_unit != 1:
+            raise SpecError("max_rows_per_unit goes with unit = COLUMN")
+        if self.unit is not None and (self.unit == self.label.column or self.unit in names):
+            raise SpecError(f"unit {self.unit} is who a row is about and cannot be a feature or the label")
+        _flag(self.intercept, "intercept")
+        _flag(self.definition_is_public, "definition_is_public")
+        if self.where is not None and not self.definition_is_public:
+            raise SpecError(
+                "where: a filter is part of the guarantee only if it is public; if the owner agrees "
+                "that which rows it keeps is no secret, add definition_is_public = true"
+            )
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> DataSpec:
+        """The spec of a parsed TOML document; unknown keys are refused by name."""
+        own = ("table", "where", "definition_is_public", "unit", "max_rows_per_unit")
+        allowed = (*own, "label", "columns", "features")
+        _known(given, allowed, "data spec")
+        if not isinstance(given.get("table"), str):
+            raise SpecError("data spec: give table = NAME")
+        if "label" not in given:
+            raise SpecError("data spec: give a [label] table")
+        features = _table(given.get("features", {}), "[features]")
+        _known(features, ("intercept", "norm", "projection", "projection_seed"), "[features]")
+        columns = _table(given.get("columns", {}), "[columns]")
+        return cls(
+            label=Label.from_mapping(given["label"]),
+            columns=tuple(Column.from_mapping(name, keys) for name, keys in columns.items()),
+            **{key: given[key] for key in own if key in given},
+            **features,
+        )
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> DataSpec:
+        """Read a spec file.
+
+        Raises
+        ------
+        SpecError
+            If the file is missing, is not TOML, or has a bad key.
+        """
+        try:
+            with open(path, "rb") as file:
+                document = tomllib.load(file)
+        except OSError as error:
+            raise SpecError(f"{path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path} is not a TOML file: {error}") from error
+        return cls.from_mapping(document)
+
+
+@dataclass(frozen=True)
+class PrivacySpec:
+    """The guarantee asked for.
+
+    Attributes
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float or None
+        In [0, 1); 0 asks for pure differential privacy; None means 1 / n^2.
+    relation : Relation
+    """
+
+    epsilon: float
+    delta: float | None = None
+    relation: Relation = Relation.REPLACE_ONE
+
+    def __post_init__(self) -> None:
+        epsilon = _number(self.epsilon, "epsilon")
+        if epsilon is None or epsilon <= 0.0:
+            raise SpecError(f"epsilon must be in (0, inf), not {self.epsilon!r}")
+        object.__setattr__(self, "epsilon", epsilon)
+        delta = _number(self.delta, "delta")
+        if delta is not None and not 0.0 <= delta < 1.0:
+            raise SpecError(f"delta must be in [0, 1), not {self.delta!r}")
+        object.__setattr__(self, "delta", delta)
+        if not isinstance(self.relation, Relation):
+            names = [relation.value for relation in Relation]
+            object.__setattr__(self, "relation", Relation(_choice(self.relation, "relation", names)))
+
+    def delta_for(self, n_rows: int) -> float:
+        """delta, or its default 1 / n^2 for a table of n rows."""
+        return self.delta if self.delta is not None else 1.0 / max(n_rows, 2) ** 2
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """How to train. None means the documented default, a function of public numbers.
+
+    Attributes
+    ----------
+    method : str
+        "bolt-on" or "noiseless".
+    loss : str or None
+        "logistic", "huber_svm" (two classes), "softmax" (several), "squared" (a number).
+    passes : int or None
+        k >= 1; for noiseless the most passes to take.
+    batch_size : int or None
+        b >= 1.
+    lambda_ : float or None
+        L2 regulariser in [0, inf), on every coordinate, the intercept included.
+    schedule : str or None
+        "constant", "decreasing", "sqrt_decreasing", "strongly_convex" or "inverse_sqrt".
+    step_size : float or None
+        Of "constant" and "inverse_sqrt", in (0, inf); capped by 1 / (beta + lambda).
+    exponent : float
+        c of n^c in the decreasing schedules, in [0, 1].
+    radius : float or None
+        Project the model on the ball of this radius, in (0, inf).
+    average : str or None
+        Release the last iterate ("none"), the mean of all, or of the last `tail` share.
+    tail : float
+        In (0, 1].
+    fresh_order : bool
+        A new random order of the rows in every pass.
+    clip : float or None
+        Bound on the scalar derivative of the loss, in (0, inf); not for softmax.
+    huber_h : float
+        Half width of the Huber SVM's bend, in (0, inf).
+    tolerance : float
+        Noiseless only: stop when the loss falls by less than this share in a pass.
+    """
+
+    method: str = "bolt-on"
+    loss: str | None = None
+    passes: int | None = None
+    batch_size: int | None = None
+    lambda_: float | None = None
+    schedule: str | None = None
+    step_size: float | None = None
+    exponent: float = 0.5
+    radius: float | None = None
+    average: str | None = None
+    tail: float = 0.5
+    fresh_order: bool = False
+    clip: float | None = None
+    huber_h: float = 0.5
+    tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        _choice(self.method, "method", METHODS)
+        for key, choices in (("loss", LOSSES), ("schedule", SCHEDULES), ("average", AVERAGES)):
+            if getattr(self, key) is not None:
+                _choice(getattr(self, key), key, choices)
+        for key, most in (("passes", 10**6), ("batch_size", 2**31 - 1)):
+            value = getattr(self, key)
+            if value is not None:
+                _whole(value, key, most)
+        for key in ("step_size", "radius", "clip", "huber_h"):
+            self._positive(key)
+        for key, least, greatest in (("lambda_", 0.0, 1e6), ("exponent", 0.0, 1.0), ("tolerance", 0.0, 1.0)):
+            value = _number(getattr(self, key), key.rstrip("_"))
+            if value is not None and not least <= value <= greatest:
+                raise SpecError(f"{key.rstrip('_')} must be in [{least:g}, {greatest:g}], not {value!r}")
+        tail = _number(self.tail, "tail")
+        if tail is None or not 0.0 < tail <= 1.0:
+            raise SpecError(f"tail must be in (0, 1], not {self.tail!r}")
+        _flag(self.fresh_order, "fresh_order")
+
+    def _positive(self, key: str) -> None:
+        value = _number(getattr(self, key), key)
+        if value is not None and value <= 0.0:
+            raise SpecError(f"{key} must be in (0, inf), not {value!r}")

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The shape of the package: who imports whom, what is public, what documents and code say of each other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import pg_dpml
+from pg_dpml import cli
+from pg_dpml.errors import DpmlError
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "controller" / "pg_dpml"
+RULES = PACKAGE / "privacy" / "README.md"
+
+# A module imports only what stands above it; what shares a line may import each other.
+ORDER = [
+    ("errors",),
+    ("privacy.relation",),
+    ("spec",),
+    ("_kernels",),
+    ("kernels",),
+    ("replay",),
+    ("privacy.mechanisms",),
+    ("constraints",),
+    ("database",),
+    ("registry",),
+    ("rows",),
+    ("methods.plan",),
+    ("methods.baselines", "methods.bolt_on"),
+    ("train",),
+    ("evaluate",),
+    ("report",),
+    ("extension",),
+    ("embedded_host",),
+    ("embedded",),
+    ("demo_data",),
+    ("demo",),
+    (),  # the package itself
+    ("cli.framework",),
+    ("cli.training",),
+    ("cli",),
+]
+FACADE = ("cli.framework", "cli.training")
+"""Modules that use the package as its users do."""
+
+
+def modules() -> dict[str, Path]:
+    """Source files by the module's name below pg_dpml; the package's own is ""."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of what a module imports, `from a import b` as a.b."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write the whole name of a module"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(module: str) -> set[str]:
+    """Modules of the package that a module imports, as in MODULES."""
+    found = set()
+    for name in imports(MODULES[module]):
+        if name != "pg_dpml" and not name.startswith("pg_dpml."):
+            continue
+        below = name.removeprefix("pg_dpml").removeprefix(".")
+        while below and below not in MODULES and below != "_kernels":
+            below = below.rpartition(".")[0]
+        found.add(below)
+    return found
+
+
+def test_every_module_has_its_place() -> None:
+    listed = [name for line in ORDER for name in line if name != "_kernels"]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(MODULES) - {"", "privacy", "methods"}
+
+
+@pytest.mark.parametrize("module", [name for line in ORDER for name in line if name != "_kernels"])
+def test_imports_go_upwards_only(module: str) -> None:
+    place = next(i for i, line in enumerate(ORDER) if module in line)
+    allowed = {name for line in ORDER[:place] for name in line} | set(ORDER[place])
+    found = own_imports(module) - {module, "privacy", "methods"}
+    if module in FACADE:
+        found.discard("")
+    assert found <= allowed
+
+
+@pytest.mark.parametrize("package", ["privacy", "methods"])
+def test_subpackages_import_nothing_themselves(package: str) -> None:
+    assert list(imports(MODULES[package])) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "users"),
+    [
+        ("psycopg", {"database", "demo_data"}),
+        ("cffi", {"extension"}),
+        ("typer", {"cli.framework", "cli.training"}),
+        ("rich", {"cli.framework"}),
+        ("sqlalchemy", {"database", "registry", "train", "evaluate"}),
+    ],
+)
+def test_a_library_has_one_door(library: str, users: set[str]) -> None:
+    found = {
+        name for name, path in MODULES.items() if any(i.partition(".")[0] == library for i in imports(path))
+    }
+    assert found <= users
+
+
+def test_only_kernels_and_replay_touch_the_compiled_module() -> None:
+    assert {name for name in MODULES if "_kernels" in own_imports(name)} == {"kernels"}
+    handles = re.compile(r"\b(ffi|lib)\b")
+    users = {
+        name
+        for name, path in MODULES.items()
+        if any(handles.fullmatch(i.rpartition(".")[2]) for i in imports(path) if "kernels" in i)
+    }
+    assert users == {"kernels", "replay"}
+    assert not any("replay" in own_imports(name) for name in MODULES if name != "replay")
+
+
+def test_random_numbers_come_from_the_operating_system() -> None:
+    """No seed, no generator of a library: privacy/README.md, "Randomness"."""
+    for path in MODULES.values():
+        names = list(imports(path))
+        assert not any(name.partition(".")[0] == "random" for name in names), path
+        assert not re.search(r"np\.random|default_rng|\bseed\s*[=(]", path.read_text(encoding="utf-8")), path
+
+
+PUBLIC = [
+    "Column",
+    "DataSpec",
+    "DpmlError",
+    "Evaluation",
+    "GuaranteeError",
+    "Label",
+    "Plan",
+    "PrivacySpec",
+    "Relation",
+    "RunFailedError",
+    "RunInterrupted",
+    "SpecError",
+    "TrainResult",
+    "TrainSpec",
+    "UnavailableError",
+    "evaluate",
+    "plan",
+    "predict",
+    "train",
+]
+
+
+def test_public_names() -> None:
+    assert pg_dpml.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(pg_dpml, name).__doc__, name
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name and name not in ("privacy", "methods")])
+def test_all_names_exist_and_are_documented(name: str) -> None:
+    module = __import__(f"pg_dpml.{name}", fromlist=["_"])
+    assert module.__doc__
+    for public in getattr(module, "__all__", []):
+        value = getattr(module, public)
+        if getattr(value, "__module__", None) == module.__name__ and callable(value):
+            assert value.__doc__, public
+
+
+def test_exit_codes() -> None:
+    errors: list[type[DpmlError]] = [DpmlError, *DpmlError.__subclasses__()]
+    assert {error.__name__: error.exit_code for error in errors} == {
+        "DpmlError": 1,
+        "SpecError": 2,
+        "UnavailableError": 3,
+        "GuaranteeError": 5,
+        "RunFailedError": 1,
+    }
+
+
+COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+
+
+def test_the_commands_are_these() -> None:
+    assert set(COMMANDS) == {"plan", "train", "evaluate", "predict", "demo"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_documented(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help
+    for parameter in command.params:
+        assert parameter.help, f"{name}: {parameter.name}"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"\bdpml {name}\b", readme)
+
+
+def test_the_readme_shows_only_options_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    known = {option for command in COMMANDS.values() for p in command.params for option in p.opts}
+    known |= {"--help", "--version"}
+    for line in re.findall(r"^ *dpml .*$", readme, re.MULTILINE):
+        command = line.partition("#")[0].split()
+        options = {word for word in command if word.startswith("--")}
+        assert options <= {o for p in COMMANDS[command[1]].params for o in p.opts} | {"--help"}, line
+    for option in re.findall(r"`(--[a-z-]+)", readme):
+        assert option in known, option
+
+
+def documents() -> Iterator[tuple[Path, str]]:
+    """Text of every source file, comment leaders and line ends removed."""
+    for folder, patterns in (
+        ("controller", ("*.py",)),
+        ("udas", ("*.c", "*.h", "*.py")),
+        ("sql", ("*.sql",)),
+        ("tests", ("*.py",)),
+    ):
+        for pattern in patterns:
+            for path in (ROOT / folder).rglob(pattern):
+                text = re.sub(r"\n[ \t]*(?:\*|--|#)?[ \t]*", " ", path.read_text(encoding="utf-8"))
+                yield path, text
+
+
+def test_cited_rules_exist() -> None:
+    titles = set(re.findall(r"^## (.+)$", RULES.read_text(encoding="utf-8"), re.MULTILINE))
+    cited = 0
+    for path, text in documents():
+        for titles_cited in re.findall(r'privacy/README\.md,((?: (?:and )?"[^"]+",?)+)', text):
+            for title in re.findall(r'"([^"]+)"', titles_cited):
+                assert title in titles, f"{path} cites {title}"
+                cited += 1
+    assert cited > 40
+
+
+def test_versions_agree() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    package = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert package is not None
+    control = (ROOT / "udas" / "pg_dpml.control").read_text(encoding="utf-8")
+    assert f"default_version = '{package[1]}'" in control
+
+
+def test_every_file_names_its_licence() -> None:
+    for path, _ in documents():
+        if path.name != "_kernels.c":
+            assert "SPDX-License-Identifier: PostgreSQL" in path.read_text(encoding="utf-8")[:200], path

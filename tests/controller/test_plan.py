@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Plans: decided from public numbers, with noise calibrated to the run's own sensitivity."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import json
+import math
+from typing import Any
+
+import pytest
+
+import oracles
+from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.methods import baselines, bolt_on
+from pg_dpml.methods.plan import Plan, Problem
+from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec import SCHEDULES, PrivacySpec, TrainSpec
+
+PROBLEMS = {
+    "logistic": Problem(90, 4, 1, "binary"),
+    "huber_svm": Problem(90, 4, 1, "binary"),
+    "squared": Problem(90, 4, 1, "regression"),
+    "softmax": Problem(90, 4, 3, "multiclass"),
+}
+ADULT = Problem(30_000, 105, 1, "binary")
+ONE = PrivacySpec(1.0)
+
+
+def bolt(problem: Problem = ADULT, privacy: PrivacySpec = ONE, **training: Any) -> Plan:
+    return bolt_on.plan(problem, privacy, TrainSpec(**training))
+
+
+def sensitivity(plan: Plan) -> float:
+    assert plan.noise is not None
+    return plan.noise.sensitivity
+
+
+def brute_force(plan: Plan) -> float:
+    """The oracle's sensitivity of a plan."""
+    sgd, problem = plan.sgd, plan.problem
+    assert plan.guarantee is not None
+    lipschitz = {"logistic": 1.0, "huber_svm": 1.0, "squared": math.inf, "softmax": math.sqrt(2.0)}
+    smoothness = {"logistic": 0.25, "huber_svm": 0.5 / sgd.loss.huber_h, "squared": 1.0, "softmax": 0.5}
+    kind = sgd.loss.kind
+    change = min(lipschitz[kind], sgd.loss.clip)
+    if plan.guarantee.relation is Relation.REPLACE_ONE:
+        change *= 2.0
+    step = oracles.schedule(
+        sgd.schedule.kind,
+        step_size=sgd.schedule.step_size,
+        offset=problem.n_rows**sgd.exponent,
+        lambda_=sgd.lambda_,
+        max_step=1.0 / (smoothness[kind] + sgd.lambda_),
+    )
+    return oracles.sensitivity(
+        step,
+        smoothness=smoothness[kind],
+        lambda_=sgd.lambda_,
+        gradient_change=change,
+        n_rows=problem.n_rows,
+        passes=sgd.passes,
+        batch_size=sgd.batch_size,
+        average_from=sgd.average_from,
+        fresh_order=sgd.fresh_order,
+    )
+
+
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize("loss", PROBLEMS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_sensitivity_is_that_of_brute_force(schedule: str, loss: str, relation: Relation) -> None:
+    options = itertools.product((0.0, 0.02), (7, 50, 200), ("none", "all", "tail"), (False, True))
+    for lambda_, batch_size, average, fresh_order in options:
+        if schedule == "strongly_convex" and lambda_ == 0.0:
+            continue
+        plan = bolt(
+            PROBLEMS[loss],
+            PrivacySpec(1.0, 1e-6, relation),
+            loss=loss,
+            schedule=schedule,
+            lambda_=lambda_,
+            batch_size=batch_size,
+            average=average,
+            tail=0.3,
+            fresh_order=fresh_order,
+            passes=3,
+        )
+        expected = brute_force(plan)
+        assert expected * (1.0 - 1e-12) <= sensitivity(plan) <= expected * (1.0 + 1e-11)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "huber_svm"])
+def test_one_vs_all_is_one_joint_release(loss: str) -> None:
+    """Sensitivity sqrt K times that of one model, and one noise for the whole matrix."""
+    training: dict[str, Any] = {
+        "loss": loss,
+        "clip": 0.4,
+        "step_size": 0.05,
+        "schedule": "constant",
+        "batch_size": 7,
+    }
+    single = bolt(PROBLEMS[loss], passes=2, **training)
+    joint = bolt(PROBLEMS["softmax"], passes=2, **training)
+    assert sensitivity(joint) == pytest.approx(math.sqrt(3.0) * sensitivity(single), rel=1e-12)
+    assert joint.noise is not None
+    assert joint.noise.n_weights == 12
+
+
+def test_units_of_several_rows_multiply_the_sensitivity() -> None:
+    training: dict[str, Any] = {"passes": 2, "step_size": 0.05, "schedule": "constant", "batch_size": 7}
+    one = bolt(PROBLEMS["logistic"], **training)
+    several = bolt(dataclasses.replace(PROBLEMS["logistic"], unit="id", max_rows_per_unit=4), **training)
+    assert sensitivity(several) == pytest.approx(4.0 * sensitivity(one), rel=1e-12)
+    assert several.sgd.units
+    assert not one.sgd.units
+    assert several.sgd.options(90)["units"] is True
+
+
+def test_a_clip_sets_the_sensitivity() -> None:
+    for loss, clip in itertools.product(("logistic", "huber_svm", "squared"), (0.1, 0.5, 0.9)):
+        plan = bolt(PROBLEMS[loss], loss=loss, clip=clip, passes=2, batch_size=7)
+        assert sensitivity(plan) == pytest.approx(brute_force(plan), rel=1e-11)
+    wide = bolt(PROBLEMS["logistic"], clip=5.0, passes=1, step_size=0.1, batch_size=50)
+    assert sensitivity(wide) == pytest.approx(2.0 * 1.0 / 50 * 0.1, rel=1e-9)  # L = min(1, clip)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_noise_is_calibrated_to_the_sensitivity(delta: float) -> None:
+    plan = bolt(privacy=PrivacySpec(0.5, delta))
+    noise = plan.noise
+    assert noise is not None
+    assert noise.n_weights == 105
+    assert noise.calibrated_sensitivity >= noise.sensitivity + noise.grid * math.sqrt(105)
+    assert noise.calibrated_sensitivity <= noise.sensitivity * (1.01 + 2.0**-20)
+    if delta:
+        assert noise.kind == "gaussian"
+        assert noise.scale >= noise.calibrated_sensitivity / mechanisms.gaussian_mu(0.5, delta)
+    else:
+        assert noise.kind == "k-norm"
+        assert noise.scale >= noise.calibrated_sensitivity / 0.5
+
+
+@pytest.mark.parametrize("loss", PROBLEMS)
+def test_pure_privacy_reports_the_samplers_precision(loss: str) -> None:
+    problem = PROBLEMS[loss]
+    plan = bolt(problem, PrivacySpec(1.0, 0.0), loss=loss)
+    assert plan.noise is not None
+    assert plan.guarantee is not None
+    assert (plan.noise.kind, plan.noise.n_weights) == ("k-norm", problem.n_weights)
+    assert plan.guarantee.delta == problem.n_weights * 2.0**-40
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 50, 300])
+@pytest.mark.parametrize("passes", [1, 5])
+def test_strongly_convex_bound_whatever_the_batch(batch_size: int, passes: int) -> None:
+    """D / (lambda n), D = 2 L = 1 with the clip at 1/2; it is not divided by b once more."""
+    problem = Problem(30_000, 5, 1, "binary")
+    plan = bolt(problem, schedule="strongly_convex", lambda_=0.01, batch_size=batch_size, passes=passes)
+    assert 0.99 / (0.01 * 30_000) <= sensitivity(plan) <= 1.0 / (0.01 * 30_000) * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("loss", PROBLEMS)
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_the_relation_halves_the_sensitivity(loss: str, delta: float) -> None:
+    training = {"loss": loss, "passes": 2, "step_size": 0.05, "schedule": "constant", "batch_size": 7}
+    replace = bolt(PROBLEMS[loss], PrivacySpec(1.0, delta, Relation.REPLACE_ONE), **training)
+    remove = bolt(PROBLEMS[loss], PrivacySpec(1.0, delta, Relation.ADD_REMOVE), **training)
+    assert sensitivity(replace) == 2.0 * sensitivity(remove)
+
+
+@pytest.mark.parametrize("lambda_", [None, 0.0])
+def test_strongly_convex_steps_need_a_regulariser(lambda_: float | None) -> None:
+    with pytest.raises(SpecError, match="strongly_convex needs lambda > 0"):
+        bolt(schedule="strongly_convex", lambda_=lambda_)
+
+
+def test_defaults_come_from_public_numbers_alone() -> None:
+    public = ["n_rows", "n_features", "n_outputs", "task", "unit", "max_rows_per_unit"]
+    assert [field.name for field in dataclasses.fields(Problem)] == public
+    assert list(inspect.signature(bolt_on.plan).parameters) == ["problem", "privacy", "spec"]
+    assert bolt() == bolt()
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 8.0])
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize("delta", [None, 0.0])
+def test_default_total_step_makes_the_noise_in_a_score_a_constant(
+    epsilon: float, relation: Relation, delta: float | None
+) -> None:
+    plan = bolt(privacy=PrivacySpec(epsilon, delta, relation))
+    assert plan.noise is not None
+    assert plan.sgd.schedule.kind == "constant"
+    assert 1 <= plan.sgd.passes <= bolt_on.MOST_PASSES
+    assert plan.noise.score_stddev <= bolt_on.SCORE_NOISE * 1.01
+    if plan.sgd.schedule.step_size <= plan.sgd.schedule.max_step:  # not cut short by MOST_PASSES and the cap
+        assert plan.noise.score_stddev == pytest.approx(bolt_on.SCORE_NOISE, rel=0.01)
+    assert plan.sgd.loss.clip == 0.5
+    assert not plan.warnings
+
+
+@pytest.mark.parametrize("loss", PROBLEMS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("lambda_", [0.001, 0.3, 100.0])
+def test_no_step_exceeds_its_cap(loss: str, schedule: str, lambda_: float) -> None:
+    plan = bolt(PROBLEMS[loss], loss=loss, schedule=schedule, lambda_=lambda_, step_size=1e9, exponent=0.0)
+    cap = 1.0 / (plan.sgd.loss.smoothness + lambda_)
+    assert all(plan.sgd.schedule.step(t) <= cap for t in (1, 2, 3, 10, 1000))
+
+
+def test_passes_are_fixed_beforehand() -> None:
+    """A convergence test in a private run would let neighbours stop at different passes."""
+    for training in ({}, {"passes": 7}, {"tolerance": 0.5}, {"tolerance": 0.5, "passes": 3}):
+        plan = bolt(**training)
+        assert plan.private
+        assert plan.tolerance is None
+        assert plan.sgd.passes == training.get("passes", bolt().sgd.passes)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "training", "words"),
+    [
+        (PrivacySpec(1.0, 1e-4), {}, ["delta = 0.0001", "above 1/n", "below 1/n"]),
+        (PrivacySpec(21.0), {}, ["epsilon = 21", "next to nothing"]),
+        (PrivacySpec(0.001), {"passes": 10, "step_size": 1.0}, ["noise in a row's score", "lambda"]),
+    ],
+)
+def test_warnings(privacy: PrivacySpec, training: dict[str, Any], words: list[str]) -> None:
+    (warning,) = bolt(privacy=privacy, **training).warnings
+    for word in words:
+        assert word in warning
+
+
+def test_no_warnings_without_reason() -> None:
+    assert bolt().warnings == ()
+    assert bolt(privacy=PrivacySpec(20.0, 1.0 / 30_000)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("problem", "training", "words"),
+    [
+        (PROBLEMS["logistic"], {"loss": "softmax"}, ["binary", "logistic or huber_svm", "softmax"]),
+        (PROBLEMS["logistic"], {"loss": "squared"}, ["binary", "squared"]),
+        (PROBLEMS["softmax"], {"loss": "squared"}, ["multiclass", "softmax", "squared"]),
+        (PROBLEMS["squared"], {"loss": "huber_svm"}, ["regression", "squared", "huber_svm"]),
+        (PROBLEMS["softmax"], {"clip": 0.5}, ["clip", "softmax"]),
+    ],
+)
+def test_losses_fit_the_task(problem: Problem, training: dict[str, Any], words: list[str]) -> None:
+    for planner in (bolt, noiseless):
+        with pytest.raises(SpecError) as refusal:
+            planner(problem, **training)
+        for word in words:
+            assert word in str(refusal.value)
+
+
+def test_a_run_that_rounding_would_spoil_is_refused() -> None:
+    with pytest.raises(GuaranteeError, match="rounding") as refusal:
+        bolt(Problem(10**5, 2**20, 1, "binary"), passes=1000, batch_size=1, step_size=1e-3)
+    assert refusal.value.exit_code == 5
+
+
+@pytest.mark.parametrize("task", ["binary", "regression", "multiclass"])
+@pytest.mark.parametrize("delta", [None, 0.0])
+@pytest.mark.parametrize("n_rows", [0, 1, 2, 3])
+def test_tiny_tables(n_rows: int, delta: float | None, task: str) -> None:
+    plan = bolt(Problem(n_rows, 3, 3 if task == "multiclass" else 1, task), PrivacySpec(1.0, delta))
+    assert plan.noise is not None
+    assert plan.guarantee is not None
+    assert 0.0 < plan.guarantee.delta < 1.0
+    assert (plan.noise.scale > 0.0) == (n_rows > 0)  # an empty table's model is a constant
+    json.dumps(plan.sgd.options(n_rows), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("average", "tail", "first"), [("none", 0.5, 0), ("all", 0.5, 1), ("tail", 0.1, 163)]
+)
+def test_averages(average: str, tail: float, first: int) -> None:
+    plan = bolt(Problem(900, 3, 1, "binary"), batch_size=10, passes=2, average=average, tail=tail)
+    assert plan.sgd.average_from == first
+
+
+def noiseless(problem: Problem = ADULT, **training: Any) -> Plan:
+    return baselines.plan_noiseless(problem, TrainSpec(method="noiseless", **training))
+
+
+def test_noiseless_is_stamped_not_private() -> None:
+    plan = noiseless(tolerance=0.01)
+    assert (plan.private, plan.guarantee, plan.noise, plan.tolerance) == (False, None, None, 0.01)
+    assert plan.sgd.loss.clip == math.inf
+    assert noiseless(passes=3).sgd.passes == 3
+
+
+def test_an_average_needs_a_known_number_of_passes() -> None:
+    with pytest.raises(SpecError, match=r"average.*tolerance = 0"):
+        noiseless(average="all")
+    assert noiseless(Problem(900, 3, 1, "binary"), average="all", tolerance=0.0).sgd.average_from == 1
+
+
+def test_options_hold_public_numbers_only() -> None:
+    plan = bolt(
+        PROBLEMS["softmax"],
+        radius=3.0,
+        average="all",
+        lambda_=0.1,
+        schedule="strongly_convex",
+        batch_size=50,
+    )
+    assert plan.sgd.options(90) == {
+        "loss": "softmax",
+        "classes": 3,
+        "lambda": 0.1,
+        "batch_size": 50,
+        "schedule": "strongly_convex",
+        "rows": 90,
+        "radius": 3.0,
+        "average_from": 1,
+    }
+    plan = bolt(
+        PROBLEMS["huber_svm"],
+        loss="huber_svm",
+        huber_h=0.2,
+        clip=0.5,
+        schedule="decreasing",
+        exponent=0.25,
+        batch_size=50,
+    )
+    assert plan.sgd.options(90) == {
+        "loss": "huber_svm",
+        "huber_h": 0.2,
+        "clip": 0.5,
+        "lambda": 0.0,
+        "batch_size": 50,
+        "schedule": "decreasing",
+        "exponent": 0.25,
+        "rows": 90,
+    }

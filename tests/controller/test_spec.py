@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Every check of user input refuses by name, and a spec file says the same as the API."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pg_dpml.errors import SpecError
+from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+
+BINARY = Label("income", positive=">50K")
+AGE = Column("age", lower=17, upper=90)
+
+SPEC = """
+table = "people"
+where = "age > 16"
+definition_is_public = true
+
+[label]
+column = "income"
+positive = ">50K"
+negative = "<=50K"
+
+[features]
+intercept = false
+norm = "clip"
+
+[columns.age]
+lower = 17
+upper = 90
+
+[columns.gain]
+lower = 0
+upper = 99999.5
+log1p = true
+scale = "zero_based"
+
+[columns.work]
+levels = ["Private", "Gov", 3, true, 1.5]
+centered = false
+
+[columns."Hours per week"]
+scale = "standard"
+mean = 40
+sd = 12.5
+
+[columns.pixels]
+lower = 0
+upper = 255
+length = 784
+
+[columns.married]
+"""
+
+
+def column(**given: object) -> Column:
+    return Column.from_mapping("age", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"scale": "log"}, ["column age: scale", "center", "zero_based", "standard", "log"]),
+        ({"scale": 3}, ["column age: scale"]),
+        ({"log1p": "yes"}, ["column age: log1p", "true or false"]),
+        ({"log1p": 1}, ["column age: log1p"]),
+        ({"centered": 0}, ["column age: centered"]),
+        ({"lower": "0", "upper": 1}, ["column age: lower", "number"]),
+        ({"lower": True, "upper": 2}, ["column age: lower", "number"]),
+        ({"lower": 0, "upper": math.inf}, ["column age: upper", "finite"]),
+        ({"lower": math.nan, "upper": 1}, ["column age: lower", "finite"]),
+        ({"lower": 0, "upper": 10**400}, ["column age: upper", "finite"]),
+        ({"lower": 0}, ["column age", "both lower and upper"]),
+        ({"upper": 0}, ["column age", "both lower and upper"]),
+        ({"lower": 1, "upper": 1}, ["column age", "lower must be below upper"]),
+        ({"lower": 2, "upper": 1}, ["column age", "lower must be below upper"]),
+        ({"levels": ["a"], "lower": 0, "upper": 1}, ["column age", "levels", "bounds", "not both"]),
+        ({"levels": "abc"}, ["column age: levels", "list"]),
+        ({"levels": 3}, ["column age: levels", "list"]),
+        ({"levels": []}, ["column age: levels", "at least 1"]),
+        ({"levels": ["a", "b", "a"]}, ["column age: levels", "different"]),
+        ({"levels": ["1", 1]}, ["column age: levels", "different"]),
+        ({"levels": [["a"]]}, ["column age: levels", "text, a number or a boolean"]),
+        ({"levels": [None]}, ["column age: levels"]),
+        ({"scale": "standard"}, ["column age", "mean and sd > 0"]),
+        ({"scale": "standard", "mean": 1}, ["column age", "mean and sd > 0"]),
+        ({"scale": "standard", "mean": 1, "sd": 0}, ["column age", "sd > 0"]),
+        ({"scale": "standard", "mean": 1, "sd": -2}, ["column age", "sd > 0"]),
+        ({"scale": "standard", "mean": 1, "sd": math.inf}, ["column age: sd", "finite"]),
+        ({"lower": 0, "upper": 1, "mean": 3}, ["column age", "mean and sd", "standard"]),
+        ({"lower": 0, "upper": 1, "sd": 3}, ["column age", "mean and sd", "standard"]),
+        ({"log1p": True, "lower": -1, "upper": 1}, ["column age", "log1p", "lower >= 0", "-1"]),
+        ({"log1p": True}, ["column age", "log1p", "bounds"]),
+        ({"lower": 0, "upper": 1, "length": 0}, ["column age: length", "whole number"]),
+        ({"lower": 0, "upper": 1, "length": 2.0}, ["column age: length", "whole number"]),
+        ({"lower": 0, "upper": 1, "length": True}, ["column age: length", "whole number"]),
+        ({"lower": 0, "upper": 1, "length": 2**20 + 1}, ["column age: length", "1048576"]),
+        ({"lowr": 0}, ["column age", "unknown key", "lowr", "lower"]),
+        ({"name": "other"}, ["column age", "unknown key", "name"]),
+    ],
+)
+def test_column_refusals(given: dict[str, object], names: list[str]) -> None:
+    with pytest.raises(SpecError) as refusal:
+        column(**given)
+    for name in names:
+        assert name in str(refusal.value)
+
+
+def test_column_is_a_table_of_keys() -> None:
+    with pytest.raises(SpecError, match="column age must be a table"):
+        Column.from_mapping("age", 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, ["label y", "positive", "classes", "lower and upper"]),
+        ({"positive": "a", "classes": ["a", "b"]}, ["label y", "exactly one"]),
+        ({"positive": "a", "lower": 0, "upper": 1}, ["label y", "exactly one"]),
+        ({"classes": ["a", "b"], "lower": 0, "upper": 1}, ["label y", "exactly one"]),
+        ({"classes": ["a"]}, ["label y: classes", "at least 2"]),
+        ({"classes": ["a", "a"]}, ["label y: classes", "different"]),
+        ({"classes": "ab"}, ["label y: classes", "list"]),
+        ({"lower": 0}, ["label y", "both lower and upper"]),
+        ({"lower": 1, "upper": 0}, ["label y", "lower must be below upper"]),
+        ({"lower": 0, "upper": math.inf}, ["label y: upper", "finite"]),
+        ({"positive": ["a"]}, ["label y: positive"]),
+        ({"positive": "a", "negative": ["b"]}, ["label y: negative"]),
+        ({"positive": "a", "negative": "a"}, ["label y", "negative"]),
+        ({"positive": 1, "negative": "1"}, ["label y", "negative"]),
+        ({"classes": ["a", "b"], "negative": "a"}, ["label y", "negative"]),
+        ({"positive": "a", "postive": 1}, ["[label]", "unknown key", "postive"]),
+        ({"column": 3, "positive": "a"}, ["[label]", "column = NAME"]),
+    ],
+)
+def test_label_refusals(given: dict[str, object], names: list[str]) -> None:
+    with pytest.raises(SpecError) as refusal:
+        Label.from_mapping({"column": "y"} | given)
+    for name in names:
+        assert name in str(refusal.value)
+
+
+def test_label_tasks_and_class_names() -> None:
+    assert BINARY.task == "binary"
+    assert BINARY.class_names == ("not >50K", ">50K")
+    assert Label("y", positive=True, negative=False).class_names == ("false", "true")  # type: ignore[arg-type]
+    several = Label("y", classes=(3, 1, 2))  # type: ignore[arg-type]
+    assert (several.task, several.class_names) == ("multiclass", ("3", "1", "2"))
+    number = Label("y", lower=0, upper=5)
+    assert (number.task, number.class_names) == ("regression", None)
+
+
+def data(**changes: Any) -> DataSpec:
+    given: dict[str, Any] = {"table": "people", "label": BINARY, "columns": (AGE,)}
+    return DataSpec(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"table": " "}, ["table"]),
+        ({"table": 3}, ["table"]),
+        ({"columns": ()}, ["columns", "[columns.NAME]"]),
+        ({"columns": (AGE, AGE)}, ["columns", "once"]),
+        ({"columns": (AGE, Column("income", levels=("a",)))}, ["column income", "label"]),
+        ({"norm": "unit"}, ["norm", "normalize", "clip", "unit"]),
+        ({"intercept": "yes"}, ["intercept", "true or false"]),
+        ({"definition_is_public": 1}, ["definition_is_public", "true or false"]),
+        ({"where": "age > 30"}, ["where", "definition_is_public = true"]),
+        ({"where": 3, "definition_is_public": True}, ["where"]),
+        ({"max_rows_per_unit": 2}, ["max_rows_per_unit", "unit = COLUMN"]),
+        ({"unit": "id", "max_rows_per_unit": 0}, ["max_rows_per_unit", "whole number"]),
+        ({"unit": "age"}, ["unit age", "feature"]),
+        ({"unit": "income"}, ["unit income", "label"]),
+        ({"unit": 3}, ["unit"]),
+    ],
+)
+def test_data_refusals(changes: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(SpecError) as refusal:
+        data(**changes)
+    for name in names:
+        assert name in str(refusal.value)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "spec.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_toml(tmp_path: Path) -> None:
+    assert DataSpec.from_toml(write(tmp_path, SPEC)) == DataSpec(
+        table="people",
+        label=Label("income", positive=">50K", negative="<=50K"),
+        columns=(
+            Column("age", lower=17.0, upper=90.0),
+            Column("gain", lower=0.0, upper=99999.5, log1p=True, scale="zero_based"),
+            Column("work", levels=("Private", "Gov", "3", "true", "1.5"), centered=False),
+            Column("Hours per week", scale="standard", mean=40.0, sd=12.5),
+            Column("pixels", lower=0.0, upper=255.0, length=784),
+            Column("married"),
+        ),
+        where="age > 16",
+        definition_is_public=True,
+        intercept=False,
+        norm="clip",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ('table = "people"', "", ["table = NAME"]),
+        ('table = "people"', "table = 3", ["table = NAME"]),
+        ('table = "people"', 'tabel = "people"', ["tabel", "table"]),
+        ("[label]", "[lable]", ["lable", "label"]),
+        ('column = "income"', "", ["[label]", "column = NAME"]),
+        ("intercept = false", "intercpt = false", ["[features]", "intercpt", "intercept"]),
+        ("[features]", "[[features]]", ["[features]", "table of keys"]),
+        ("[columns.married]", "[columns]\nmarried = 3", ["column married", "table of keys"]),
+        ("lower = 17", "lower = inf", ["column age: lower", "finite"]),
+        ("lower = 17", "lowest = 17", ["column age", "lowest", "lower"]),
+        ("definition_is_public = true", "definition_is_public = 'yes'", ["definition_is_public"]),
+        ("definition_is_public = true", "", ["where", "definition_is_public = true"]),
+        ('where = "age > 16"', "where = 3", ["where"]),
+    ],
+)
+def test_toml_refusals(tmp_path: Path, old: str, new: str, names: list[str]) -> None:
+    assert old in SPEC
+    with pytest.raises(SpecError) as refusal:
+        DataSpec.from_toml(write(tmp_path, SPEC.replace(old, new)))
+    for name in names:
+        assert name in str(refusal.value)
+
+
+def test_toml_without_label(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"\[label\]"):
+        DataSpec.from_toml(write(tmp_path, 'table = "t"\n[columns.a]\n'))
+
+
+def test_toml_without_columns(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"columns.*\[columns.NAME\]"):
+        DataSpec.from_toml(write(tmp_path, 'table = "t"\n[label]\ncolumn = "y"\npositive = 1\n'))
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    missing = tmp_path / "none.toml"
+    with pytest.raises(SpecError, match=r"none\.toml: No such file"):
+        DataSpec.from_toml(missing)
+    with pytest.raises(SpecError, match="not a TOML file"):
+        DataSpec.from_toml(write(tmp_path, "table = people"))
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b'table = "M\xfcnchen"')
+    with pytest.raises(SpecError, match="not a TOML file"):
+        DataSpec.from_toml(latin)
+    with pytest.raises(SpecError):
+        DataSpec.from_toml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"epsilon": 0.0}, ["epsilon", "(0, inf)"]),
+        ({"epsilon": -1.0}, ["epsilon", "(0, inf)", "-1"]),
+        ({"epsilon": None}, ["epsilon", "(0, inf)"]),
+        ({"epsilon": math.inf}, ["epsilon", "finite"]),
+        ({"epsilon": math.nan}, ["epsilon", "finite"]),
+        ({"epsilon": "1"}, ["epsilon", "number"]),
+        ({"epsilon": True}, ["epsilon", "number"]),
+        ({"epsilon": 10**400}, ["epsilon", "finite"]),
+        ({"epsilon": 1, "delta": 1.0}, ["delta", "[0, 1)"]),
+        ({"epsilon": 1, "delta": -1e-9}, ["delta", "[0, 1)"]),
+        ({"epsilon": 1, "delta": math.nan}, ["delta", "finite"]),
+        ({"epsilon": 1, "relation": "swap"}, ["relation", "replace_one", "add_remove", "swap"]),
+        ({"epsilon": 1, "relation": None}, ["relation"]),
+    ],
+)
+def test_privacy_refusals(given: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(SpecError) as refusal:
+        PrivacySpec(**given)
+    for name in names:
+        assert name in str(refusal.value)
+
+
+def test_privacy_defaults() -> None:
+    spec = PrivacySpec(1)
+    assert spec.relation is Relation.REPLACE_ONE
+    assert spec.delta_for(1000) == 1e-6
+    assert PrivacySpec(1, relation="add_remove").relation is Relation.ADD_REMOVE  # type: ignore[arg-type]
+    assert PrivacySpec(1, delta=0).delta_for(1000) == 0.0
+    for n_rows in (0, 1):  # never a delta of 1 or more
+        assert 0.0 < spec.delta_for(n_rows) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"method": "bolton"}, ["method", "bolt-on", "noiseless"]),
+        ({"loss": "hinge"}, ["loss", "logistic", "softmax"]),
+        ({"schedule": "fast"}, ["schedule", "constant", "inverse_sqrt"]),
+        ({"average": "some"}, ["average", "none", "all", "tail"]),
+        ({"passes": 0}, ["passes", "whole number"]),
+        ({"passes": 1.0}, ["passes", "whole number"]),
+        ({"passes": 10**6 + 1}, ["passes", "1000000"]),
+        ({"batch_size": 0}, ["batch_size", "whole number"]),
+        ({"batch_size": 2**31}, ["batch_size"]),
+        ({"batch_size": True}, ["batch_size"]),
+        ({"step_size": 0.0}, ["step_size", "(0, inf)"]),
+        ({"step_size": -1}, ["step_size", "(0, inf)"]),
+        ({"step_size": math.inf}, ["step_size", "finite"]),
+        ({"radius": 0}, ["radius", "(0, inf)"]),
+        ({"radius": math.inf}, ["radius", "finite"]),
+        ({"clip": 0}, ["clip", "(0, inf)"]),
+        ({"clip": "1"}, ["clip", "number"]),
+        ({"huber_h": 0}, ["huber_h", "(0, inf)"]),
+        ({"huber_h": None}, ["huber_h"]),
+        ({"lambda_": -1e-9}, ["lambda must", "[0, 1e+06]"]),
+        ({"lambda_": math.nan}, ["lambda must", "finite"]),
+        ({"lambda_": 1e7}, ["lambda must", "1e+06"]),
+        ({"exponent": 1.5}, ["exponent", "[0, 1]"]),
+        ({"exponent": -0.1}, ["exponent", "[0, 1]"]),
+        ({"exponent": None}, ["exponent"]),
+        ({"tolerance": -1.0}, ["tolerance", "[0, 1]"]),
+        ({"tolerance": 2.0}, ["tolerance", "[0, 1]"]),
+        ({"tolerance": None}, ["tolerance"]),
+        ({"tail": 0.0}, ["tail", "(0, 1]"]),
+        ({"tail": 1.1}, ["tail", "(0, 1]"]),
+        ({"tail": None}, ["tail"]),
+        ({"fresh_order": "no"}, ["fresh_order", "true or false"]),
+    ],
+)
+def test_train_refusals(given: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(SpecError) as refusal:
+        TrainSpec(**given)
+    for name in names:
+        assert name in str(refusal.value)
+    assert refusal.value.exit_code == 2
+
+
+def test_specs_are_frozen() -> None:
+    for spec in (AGE, BINARY, data(), PrivacySpec(1), TrainSpec()):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            spec.extra = 1  # type: ignore[union-attr]

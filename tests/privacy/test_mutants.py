@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Errors that would break the guarantee, planted one by one in a copy of the sources: a test must see each.
+
+A mutant is a text of one file and its replacement. Its test runs in a process
+of its own, on the copy; kernels are compiled without optimisation.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_TIMEOUT_S = 300
+TEST_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old`, found once in `file`, becomes `new`; `test` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MECHANISMS = "controller/pg_dpml/privacy/mechanisms.py"
+SENSITIVITY = "udas/kernels/sensitivity.c"
+TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
+TEST_PLAN = "tests/controller/test_plan.py"
+TEST_RELEASE = "tests/privacy/test_release.py"
+TEST_REPLAY = "tests/privacy/test_replay.py"
+
+MUTANTS = [
+    Mutant(
+        "gaussian-noise-halved",
+        MECHANISMS,
+        "source.gaussian(noise.n_weights, noise.scale)",
+        "source.gaussian(noise.n_weights, noise.scale / 2.0)",
+        f"{TEST_RELEASE}::test_an_attack_learns_no_more_than_claimed[1.0-0.05-3-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "k-norm-noise-halved",
+        MECHANISMS,
+        "source.knorm(noise.n_weights, noise.scale)",
+        "source.knorm(noise.n_weights, noise.scale / 2.0)",
+        f"{TEST_RELEASE}::test_an_attack_learns_no_more_than_claimed[1.0-0.0-1-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "scaled-textbook-instead-of-mu",
+        MECHANISMS,
+        "return sensitivity / gaussian_mu(epsilon, delta) * _ROUND_UP",
+        "return 0.8 * sensitivity * math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon",
+        f"{TEST_MECHANISMS}::test_noise_scales",
+    ),
+    Mutant(
+        "weights-not-on-the-grid",
+        MECHANISMS,
+        "np.rint(weights / noise.grid) +",
+        "weights / noise.grid +",
+        f"{TEST_MECHANISMS}::test_release_lies_on_the_grid",
+    ),
+    Mutant(
+        "direction-from-the-ball",
+        "udas/kernels/noise.c",
+        "radius = scale * dpml_noise_gamma(rng, (double) n);",
+        "radius = scale * dpml_noise_gamma(rng, (double) n) * pow(dpml_rng_uniform(rng), 1.0 / (double) n);",
+        f"{TEST_MECHANISMS}::test_knorm_release_distribution",
+    ),
+    Mutant(
+        "key-not-fresh",
+        "controller/pg_dpml/kernels.py",
+        "key = secrets.token_bytes(32)",
+        "key = bytes(32)",
+        f"{TEST_RELEASE}::test_release_draws_fresh_noise",
+    ),
+    Mutant(
+        "D-without-the-2",
+        "controller/pg_dpml/privacy/relation.py",
+        "return 2.0 * lipschitz if",
+        "return lipschitz if",
+        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+    ),
+    Mutant(
+        "logistic-clip-removed",
+        "udas/kernels/scalar.h",
+        "return -sign * dpml_least(1.0 / (1.0 + exp(sign * u)), clip);",
+        "return -sign / (1.0 + exp(sign * u));",
+        f"{TEST_REPLAY}::test_worst_pair_of_classification_losses",
+    ),
+    Mutant(
+        "squared-clip-removed",
+        "udas/kernels/scalar.h",
+        "return dpml_clamp(u - y, -clip, clip);",
+        "return u - y + 0.0 * clip;",
+        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+    ),
+    Mutant(
+        "row-norm-not-bounded",
+        "udas/kernels/encode.c",
+        "factor = target_norm / norm;",
+        "factor = 1.0;",
+        f"{TEST_REPLAY}::test_encoded_rows_are_never_longer_than_the_losses_assume",
+    ),
+    Mutant(
+        "strongly-convex-bound-divided-by-b",
+        SENSITIVITY,
+        "push * (run->gradient_change / run->batch_size) *",
+        "push * (run->gradient_change / run->batch_size) /"
+        " (run->schedule.kind == DPML_STRONGLY_CONVEX ? run->batch_size : 1) *",
+        f"{TEST_REPLAY}::test_strongly_convex_bound_does_not_shrink_with_the_batch",
+    ),
+    Mutant(
+        "short-batch-divided-by-its-size",
+        "udas/kernels/sgd.c",
+        "return -step / (options->batch_size * state->scale);",
+        "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
+        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+    ),
+    Mutant(
+        "largest-pass-instead-of-their-sum",
+        SENSITIVITY,
+        "total[p] += walk_back(walk, run, s);",
+        "total[p] = dpml_most(total[p], walk_back(walk, run, s));",
+        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+    ),
+    Mutant(
+        "fresh-orders-taken-for-one",
+        SENSITIVITY,
+        "return !run->fresh_order && run->passes > 1",
+        "return run->passes > 1",
+        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+    ),
+    Mutant(
+        "passes-stopped-by-tolerance",
+        "controller/pg_dpml/methods/bolt_on.py",
+        "guarantee, noise, None, _warnings",
+        "guarantee, noise, spec.tolerance, _warnings",
+        f"{TEST_PLAN}::test_passes_are_fixed_beforehand",
+    ),
+]
+
+
+def build(copy: Path) -> None:
+    subprocess.run([sys.executable, "udas/build_kernels.py"], cwd=copy, check=True, timeout=BUILD_TIMEOUT_S)
+
+
+def run_tests(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(copy / "controller"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TEST_TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with kernels of its own."""
+    copy = tmp_path_factory.mktemp("mutants") / "sound"
+    ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.o", "data", "database")
+    for folder in ("controller", "udas", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    builder = copy / "udas" / "build_kernels.py"
+    text = builder.read_text(encoding="utf-8")
+    assert '"-O3"' in text
+    builder.write_text(text.replace('"-O3"', '"-O0"'), encoding="utf-8")
+    build(copy)
+    return copy
+
+
+@pytest.mark.slow
+def test_the_unchanged_copy_passes(sound: Path) -> None:
+    tests = sorted({mutant.test for mutant in MUTANTS})
+    result = run_tests(sound, *tests)
+    assert result.returncode == pytest.ExitCode.OK, result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutants_are_caught(mutant: Mutant, sound: Path) -> None:
+    copy = sound.parent / mutant.name
+    shutil.copytree(sound, copy)
+    file = copy / mutant.file
+    text = file.read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1, f"{mutant.file} no longer has this text: {mutant.old}"
+    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    if mutant.file.startswith("udas/"):
+        build(copy)
+    result = run_tests(copy, mutant.test)
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
+    shutil.rmtree(copy)
