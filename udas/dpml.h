@@ -125,7 +125,7 @@ typedef struct DpmlLevels DpmlLevels;
 extern DpmlLevels *dpml_levels_create(const DpmlNames *names, Oid type);
 extern int	dpml_levels_find(const DpmlLevels *levels, Datum value);
 
-/* numbers.c: SQL numbers as float8, without an error */
+/* numbers.c: SQL numbers, dates and timestamps as float8, without an error */
 
 typedef double (*DpmlToNumber) (Datum value);
 
@@ -133,6 +133,7 @@ extern DpmlToNumber dpml_number_reader(Oid type);
 
 typedef struct DpmlArrayReader
 {
+	bool		vector;			/* pgvector's type, not an array */
 	Oid			element;		/* base type of the elements */
 	int16		length;
 	bool		by_value;

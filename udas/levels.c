@@ -2,7 +2,8 @@
 /*
  * Which declared level a value is.  Levels are texts; a table is built once
  * for the type of a column, with keys that values of the type can be compared
- * to byte by byte: the text itself, an int8, a float8 or an enum's OID.
+ * to byte by byte: the text itself, an int8, a float8, an enum's OID or the
+ * days of a date.
  */
 #include "dpml.h"
 
@@ -12,6 +13,8 @@
 #include "catalog/pg_enum.h"
 #include "catalog/pg_type.h"
 #include "common/hashfn.h"
+#include "utils/date.h"
+#include "utils/datetime.h"
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 
@@ -23,6 +26,7 @@ typedef enum KeyKind
 	KEY_CHAR,					/* the one-byte type "char" */
 	KEY_BOOL,
 	KEY_ENUM,
+	KEY_DATE,
 	KEY_INTEGER,
 	KEY_NUMBER
 } KeyKind;
@@ -89,11 +93,29 @@ parse_number(const char *text, double *value)
 	return end != text && *end == '\0';
 }
 
+/* ISO dates only, which no setting can change the meaning of. */
+static bool
+parse_date(const char *text, int64 *days)
+{
+	int			year;
+	int			month;
+	int			day;
+	int			end = 0;
+
+	if (strlen(text) != 10 || sscanf(text, "%4d-%2d-%2d%n", &year, &month, &day, &end) != 3 || end != 10)
+		return false;
+	if (month < 1 || month > MONTHS_PER_YEAR || day < 1 || day > day_tab[isleap(year)][month - 1])
+		return false;
+	*days = date2j(year, month, day) - POSTGRES_EPOCH_JDATE;
+	return true;
+}
+
 /* The key of a declared level, or false if no value of the type can be it. */
 static bool
 level_key(const DpmlLevels *levels, const char *text, Key *key)
 {
 	double		number;
+	int64		days;
 	Oid			oid;
 
 	key->data = text;
@@ -110,6 +132,11 @@ level_key(const DpmlLevels *levels, const char *text, Key *key)
 								  CStringGetDatum(text));
 			set_integer(key, oid);
 			return OidIsValid(oid);
+		case KEY_DATE:
+			if (!parse_date(text, &days))
+				return false;
+			set_integer(key, days);
+			return true;
 		case KEY_INTEGER:
 			{
 				char	   *end;
@@ -167,6 +194,9 @@ value_key(const DpmlLevels *levels, Datum value, Key *key)
 		case KEY_ENUM:
 			set_integer(key, DatumGetObjectId(value));
 			return true;
+		case KEY_DATE:
+			set_integer(key, DatumGetDateADT(value));
+			return true;
 		case KEY_INTEGER:
 			set_integer(key, levels->type == INT8OID ? DatumGetInt64(value) : (int64) levels->read(value));
 			return true;
@@ -212,6 +242,9 @@ choose_kind(DpmlLevels *levels)
 			return true;
 		case BOOLOID:
 			levels->kind = KEY_BOOL;
+			return true;
+		case DATEOID:
+			levels->kind = KEY_DATE;
 			return true;
 		case INT2OID:
 		case INT4OID:

@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* SQL numbers and arrays of them as float8: total, so numeric uses the conversion that cannot overflow. */
+/*
+ * SQL numbers, dates and timestamps, and arrays of them, as float8: total, so
+ * numeric uses the conversion that cannot overflow.  A date is its days, a
+ * timestamp its seconds since 2000-01-01.
+ */
 #include "dpml.h"
 
 #include <math.h>
 
+#include "access/htup_details.h"
+#include "catalog/dependency.h"
 #include "catalog/pg_type.h"
+#include "commands/extension.h"
 #include "utils/builtins.h"
+#include "utils/date.h"
 #include "utils/lsyscache.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
 
 static double
 from_bool(Datum value)
@@ -50,6 +60,27 @@ from_numeric(Datum value)
 	return DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, value));
 }
 
+static double
+from_date(Datum value)
+{
+	DateADT		date = DatumGetDateADT(value);
+
+	if (DATE_IS_NOBEGIN(date))
+		return -HUGE_VAL;
+	return DATE_IS_NOEND(date) ? HUGE_VAL : (double) date;
+}
+
+/* With a time zone or without: microseconds since 2000-01-01, in UTC or as it stands. */
+static double
+from_timestamp(Datum value)
+{
+	Timestamp	timestamp = DatumGetTimestamp(value);
+
+	if (TIMESTAMP_IS_NOBEGIN(timestamp))
+		return -HUGE_VAL;
+	return TIMESTAMP_IS_NOEND(timestamp) ? HUGE_VAL : (double) timestamp / USECS_PER_SEC;
+}
+
 /* How to read a base type as a number; NULL if it is none. */
 DpmlToNumber
 dpml_number_reader(Oid type)
@@ -70,9 +101,34 @@ dpml_number_reader(Oid type)
 			return from_float8;
 		case NUMERICOID:
 			return from_numeric;
+		case DATEOID:
+			return from_date;
+		case TIMESTAMPOID:
+		case TIMESTAMPTZOID:
+			return from_timestamp;
 		default:
 			return NULL;
 	}
+}
+
+/* Whether a type is pgvector's.  By its names: nothing of pgvector is needed to build or run without it. */
+static bool
+is_pgvector(Oid type)
+{
+	HeapTuple	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(type));
+	bool		named;
+	Oid			extension;
+	char	   *name;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	named = strcmp(NameStr(((Form_pg_type) GETSTRUCT(tuple))->typname), "vector") == 0;
+	ReleaseSysCache(tuple);
+	if (!named)
+		return false;
+	extension = getExtensionOfObject(TypeRelationId, type);
+	name = OidIsValid(extension) ? get_extension_name(extension) : NULL;
+	return name != NULL && strcmp(name, "vector") == 0;
 }
 
 /* Prepare for arrays of a type, in the current context; false if it is no array of numbers. */
@@ -81,6 +137,9 @@ dpml_array_reader_init(DpmlArrayReader *reader, Oid array_type, int width)
 {
 	Oid			element = get_element_type(array_type);
 
+	reader->vector = !OidIsValid(element) && is_pgvector(array_type);
+	if (reader->vector)
+		element = FLOAT4OID;
 	if (!OidIsValid(element))
 		return false;
 	reader->element = getBaseType(element);
@@ -122,6 +181,28 @@ read_plain(const DpmlArrayReader *reader, const void *data)
 	}
 }
 
+/* What pgvector stores, since its version 0.1 on disk. */
+typedef struct PgVector
+{
+	int32		vl_len_;
+	int16		n;
+	int16		unused;
+	float4		values[FLEXIBLE_ARRAY_MEMBER];
+} PgVector;
+
+static const double *
+read_pgvector(const DpmlArrayReader *reader, Datum value, int *length)
+{
+	const PgVector *vector = (const PgVector *) PG_DETOAST_DATUM(value);
+	Size		size = VARSIZE(vector);
+
+	*length = size >= offsetof(PgVector, values) ? vector->n : -1;
+	if (*length != reader->width || size != offsetof(PgVector, values) + *length * sizeof(float4))
+		return NULL;
+	(void) read_plain(reader, vector->values);
+	return reader->scratch;
+}
+
 /*
  * The elements of an array, row-major if it has several dimensions, NaN for
  * NULL.  Only *length is set if that is not the declared width.
@@ -129,11 +210,14 @@ read_plain(const DpmlArrayReader *reader, const void *data)
 const double *
 dpml_array_read(DpmlArrayReader *reader, Datum value, int *length)
 {
-	ArrayType  *array = DatumGetArrayTypeP(value);
+	ArrayType  *array;
 	Datum	   *elements;
 	bool	   *nulls;
 	int			n;
 
+	if (reader->vector)
+		return read_pgvector(reader, value, length);
+	array = DatumGetArrayTypeP(value);
 	*length = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
 	if (*length != reader->width)
 		return NULL;

@@ -92,7 +92,8 @@ refuse_type(const char *what, const char *name, Oid type, const char *allowed)
 			 errhint("Use one of the types %s.", allowed)));
 }
 
-#define NUMBER_TYPES "smallint, integer, bigint, real, double precision, numeric, boolean"
+#define LISTED_TYPES "smallint, integer, bigint, real, double precision, numeric, boolean, date"
+#define NUMBER_TYPES LISTED_TYPES ", timestamp, timestamptz"
 
 static void
 resolve_field(DpmlReader *reader, Field *field, int i)
@@ -107,7 +108,7 @@ resolve_field(DpmlReader *reader, Field *field, int i)
 		case DPML_CATEGORY:
 			field->levels = dpml_levels_create(&spec->levels[i], type);
 			if (field->levels == NULL)
-				refuse_type("a category", name, type, "text, varchar, char, name, enum, " NUMBER_TYPES);
+				refuse_type("a category", name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
 			break;
 		case DPML_ARRAY:
 			if (!dpml_array_reader_init(&field->array, type, dpml_column_length(column)))
@@ -147,14 +148,29 @@ resolve_label(DpmlReader *reader)
 	{
 		field->levels = dpml_levels_create(&spec->label_levels, type);
 		if (field->levels == NULL)
-			refuse_type("a class", spec->label_name, type, "text, varchar, char, name, enum, " NUMBER_TYPES);
+			refuse_type("a class", spec->label_name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
 	}
 	MemoryContextSwitchTo(old);
 	reader->label_resolved = true;
 	return field;
 }
 
-/* By name; by position where no name is known and the count fits, as in ROW(a, b, c). */
+/* Whether the fields are called f1, f2, ..., as ROW() calls them whatever they are. */
+static bool
+is_row_constructor(TupleDesc desc)
+{
+	char		name[NAMEDATALEN];
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		snprintf(name, sizeof(name), "f%d", i + 1);
+		if (strcmp(NameStr(TupleDescAttr(desc, i)->attname), name) != 0)
+			return false;
+	}
+	return desc->tdtypeid == RECORDOID;
+}
+
+/* By name; by position where the count fits and no name is known, or all are those of ROW(a, b, c). */
 static void
 locate_fields(DpmlReader *reader)
 {
@@ -171,10 +187,10 @@ locate_fields(DpmlReader *reader)
 		reader->fields[i].attribute = name != NULL ? find_attribute(reader->desc, name) : -1;
 		any = any || reader->fields[i].attribute >= 0;
 	}
-	if (!any && (natts == n || (has_label && natts == n + 1)))
+	if ((natts == n || (has_label && natts == n + 1)) && (!any || is_row_constructor(reader->desc)))
 	{
-		for (int i = 0; i < natts; i++)
-			reader->fields[i].attribute = i;
+		for (int i = 0; i <= n; i++)
+			reader->fields[i].attribute = i < natts ? i : -1;
 	}
 	for (int i = 0; i < n; i++)
 	{

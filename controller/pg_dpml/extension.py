@@ -163,7 +163,7 @@ def _compile(c_files: list[Path], includes: Path, build: Path) -> Path:
         hint = ""
         if "install the distutils or setuptools" in run.stdout:
             hint = " (pip install 'pg_dpml[embedded]' brings setuptools, which cffi needs)"
-        raise DpmlError(f"the server module did not compile{hint}:\n{tail(run.stdout)}")
+        raise DpmlError(f"the server module did not compile{hint}:\n{_first_error(run.stdout)}")
     return Path(run.stdout.splitlines()[-1])
 
 
@@ -271,7 +271,13 @@ def _pgxs(pg_config: Path, sources: Sources, scratch: Path, variables: list[str]
             check=False,
         )
     if run.returncode != 0:
-        raise DpmlError(f"the extension did not build for {paths['VERSION']}:\n{tail(run.stdout)}")
+        raise DpmlError(f"the extension did not build for {paths['VERSION']}:\n{_first_error(run.stdout)}")
+
+
+def _first_error(log: str, lines: int = 20) -> str:
+    """The part of a compiler's log that says what is wrong: what follows is often only its consequence."""
+    found = re.search(r"^.*\berror\b", log, re.IGNORECASE | re.MULTILINE)
+    return "\n".join(log[found.start() :].splitlines()[:lines]) if found else tail(log)
 
 
 def tail(text: str, lines: int = 25) -> str:

@@ -69,6 +69,15 @@ NUMBER_CASES = [
     ("(-1e1000)::numeric", -math.inf),
     ("1e-500::numeric", 0.0),
     ("true", 1.0),
+    ("'2000-01-02'::date", 1.0),
+    ("'1999-12-31'::date", -1.0),
+    ("'infinity'::date", math.inf),
+    ("'-infinity'::date", -math.inf),
+    ("'2000-01-01 00:00:01.5'::timestamp", 1.5),
+    ("'2000-01-01 00:00:01.5+00'::timestamptz", 1.5),
+    ("'infinity'::timestamp", math.inf),
+    ("'-infinity'::timestamptz", -math.inf),
+    ("NULL::date", None),
     ("NULL::int4", None),
     ("NULL::numeric", None),
 ]
@@ -134,6 +143,8 @@ LEVEL_CASES: list[tuple[str, list[Any], str | None]] = [
     ("'NaN'::float8", ["NaN", "1"], None),
     ("1.50::numeric", ["1.5", "x"], "1.5"),
     ("5::numeric", [5.0, 6], "5.0"),
+    ("'2020-02-29'::date", ["2020-02-28", "2020-02-29"], "2020-02-29"),
+    ("'infinity'::date", ["2020-02-30", "2020-13-01", "infinity", "01-01-2020"], None),
     ("NULL::text", ["a"], None),
     ("'c'::text", ["a", "b"], None),
 ]
@@ -307,9 +318,9 @@ def test_null_record_is_a_zero_row(connection: psycopg.Connection) -> None:
 def test_unsupported_types_name_the_column(connection: psycopg.Connection) -> None:
     for column, sql in (
         (NUMERIC, "'x'::text"),
-        (NUMERIC, "now()"),
+        (NUMERIC, "'1 day'::interval"),
         ({"kind": "boolean"}, "'t'::text"),
-        ({"kind": "category", "levels": ["a"]}, "now()"),
+        ({"kind": "category", "levels": ["a"]}, "'a'::bytea"),
         ({"kind": "array", "length": 1, "lower": 0, "upper": 1}, "1"),
         ({"kind": "array", "length": 1, "lower": 0, "upper": 1}, "'{x}'::text[]"),
     ):
