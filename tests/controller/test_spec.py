@@ -86,7 +86,7 @@ def column(**given: object) -> Column:
         ({"levels": []}, ["column age: levels", "at least 1"]),
         ({"levels": ["a", "b", "a"]}, ["column age: levels", "different"]),
         ({"levels": ["1", 1]}, ["column age: levels", "different"]),
-        ({"levels": [["a"]]}, ["column age: levels", "text, a number or a boolean"]),
+        ({"levels": [["a"]]}, ["column age: levels", "text, a number"]),
         ({"levels": [None]}, ["column age: levels"]),
         ({"scale": "standard"}, ["column age", "mean and sd > 0"]),
         ({"scale": "standard", "mean": 1}, ["column age", "mean and sd > 0"]),

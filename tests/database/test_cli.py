@@ -21,6 +21,9 @@ from people import create_people, make_people
 from pg_dpml.demo import ADULT_SPEC
 from sqltools import scalar
 
+# The command line does not depend on the server, and every command starts an interpreter.
+pytestmark = pytest.mark.one_major
+
 N = 300
 TIMEOUT_S = 120
 COMMAND = (sys.executable, "-c", "import sys; from pg_dpml.cli import main; sys.argv[0] = 'dpml'; main()")

@@ -38,6 +38,7 @@ TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
 TEST_PLAN = "tests/controller/test_plan.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
 TEST_REPLAY = "tests/privacy/test_replay.py"
+TEST_SCORES = "tests/controller/test_scores.py"
 
 MUTANTS = [
     Mutant(
@@ -53,6 +54,13 @@ MUTANTS = [
         "source.knorm(noise.n_weights, noise.scale)",
         "source.knorm(noise.n_weights, noise.scale / 2.0)",
         f"{TEST_RELEASE}::test_an_attack_learns_no_more_than_claimed[1.0-0.0-1-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "noise-of-errors-halved",
+        MECHANISMS,
+        "scale, kind = knorm_scale(sensitivity, epsilon)",
+        "scale, kind = knorm_scale(sensitivity, 2.0 * epsilon)",
+        f"{TEST_SCORES}::test_guarantee",
     ),
     Mutant(
         "scaled-textbook-instead-of-mu",
@@ -88,6 +96,27 @@ MUTANTS = [
         "return 2.0 * lipschitz if",
         "return lipschitz if",
         f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+    ),
+    Mutant(
+        "rows-of-a-unit-counted-once",
+        "controller/pg_dpml/methods/bolt_on.py",
+        "return problem.max_rows_per_unit * privacy",
+        "return privacy",
+        f"{TEST_PLAN}::test_units_of_several_rows_multiply_the_sensitivity",
+    ),
+    Mutant(
+        "rows-of-a-unit-in-several-batches",
+        "udas/kernels/sgd.c",
+        "if (state->in_batch > 0 && !starts_unit)",
+        "if (state->in_batch > 0 && !starts_unit && state->in_batch < state->options.batch_size)",
+        f"{TEST_REPLAY}::test_worst_unit_reaches_its_sensitivity",
+    ),
+    Mutant(
+        "one-vs-all-without-sqrt-K",
+        "udas/kernels/loss.c",
+        "joint = sqrt((double) loss->n_classes);",
+        "joint = 1.0 + 0.0 * loss->n_classes;",
+        f"{TEST_REPLAY}::test_worst_pair_of_classification_losses",
     ),
     Mutant(
         "logistic-clip-removed",
