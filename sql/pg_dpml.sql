@@ -4,6 +4,8 @@
 
 -- Schema and tables
 
+COMMENT ON SCHEMA dpml IS 'differentially private machine learning: models, ledger, functions; see dpml.help()';
+
 CREATE SCHEMA dpml_work;
 COMMENT ON SCHEMA dpml_work IS
 'private tables of runs of dpml: packed rows and un-noised weights, dropped when a run ends';
@@ -22,13 +24,14 @@ CREATE TABLE dpml.ledger (
 	n_rows bigint,
 	mechanism jsonb NOT NULL
 );
-COMMENT ON TABLE dpml.ledger IS 'what every training run spent, written and committed before it reads a row';
+COMMENT ON TABLE dpml.ledger IS
+'what every private run and evaluation spent, written and committed before it reads a row';
 COMMENT ON COLUMN dpml.ledger.id IS 'number of the charge';
 COMMENT ON COLUMN dpml.ledger.charged_at IS 'start of the transaction that charged';
 COMMENT ON COLUMN dpml.ledger.charged_by IS 'role that charged';
 COMMENT ON COLUMN dpml.ledger.dataset IS 'table or view that the run reads';
-COMMENT ON COLUMN dpml.ledger.model IS 'name of the model the run was to make';
-COMMENT ON COLUMN dpml.ledger.method IS 'training method';
+COMMENT ON COLUMN dpml.ledger.model IS 'name of the model that the run was to make, or that was evaluated';
+COMMENT ON COLUMN dpml.ledger.method IS 'training method, or evaluate';
 COMMENT ON COLUMN dpml.ledger.private IS 'false for a run without a guarantee';
 COMMENT ON COLUMN dpml.ledger.epsilon IS 'epsilon of the guarantee; null if not private';
 COMMENT ON COLUMN dpml.ledger.delta IS 'delta of the guarantee; null if not private';
@@ -75,6 +78,10 @@ SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
 CREATE TYPE dpml.epoch AS (weights float8[], average float8[], steps bigint, rows bigint);
 COMMENT ON TYPE dpml.epoch IS
 'result of a pass: weights (one row of features for each class), mean of the iterates or null, steps of all passes so far, rows of this pass';
+COMMENT ON COLUMN dpml.epoch.weights IS 'weights after the pass: n_features for each class, or once';
+COMMENT ON COLUMN dpml.epoch.average IS 'mean of the weights since the step average_from; null if it is not asked for';
+COMMENT ON COLUMN dpml.epoch.steps IS 'steps of this pass and all before it';
+COMMENT ON COLUMN dpml.epoch.rows IS 'rows of this pass';
 
 -- Support functions
 
@@ -202,6 +209,89 @@ CREATE FUNCTION dpml.label(model text, r record) RETURNS text
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_label';
 COMMENT ON FUNCTION dpml.label(text, record) IS
 'declared class that a record''s own label belongs to, null if none; for regression the label inside its bounds, as text';
+
+-- Help
+
+CREATE FUNCTION dpml.help(topic text DEFAULT '') RETURNS text
+	LANGUAGE sql IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE
+RETURN CASE pg_catalog.lower(topic)
+WHEN 'train' THEN
+'Training is a command outside the server, which runs one SQL statement a pass:
+  dpml plan  SPEC.toml --epsilon 1                 guarantee, noise and passes; reads no row
+  dpml train SPEC.toml --epsilon 1 --name MODEL    charges dpml.ledger, trains, stores in dpml.models
+  dpml inspect TABLE > SPEC.toml                   a specification to fill in
+The role needs dpml_curator and SELECT on the table. See also: spec, privacy, sgd_epoch.'
+WHEN 'predict' THEN
+'SELECT dpml.predict(''MODEL'', t) FROM t        the class, or a regression''s value, as text
+SELECT dpml.predict_value(''MODEL'', t) FROM t  score (above 0: the second class), largest score, or value
+SELECT dpml.predict_proba(''MODEL'', t) FROM t  probabilities in the order of dpml.models.classes
+SELECT dpml.label(''MODEL'', t) FROM t          the class of a row''s own label; null if it is not declared
+t is the row of raw columns, found by name; the label may be missing. ROW(a, b, ...) gives the columns in the
+order of the specification. Unknown, missing and outlying values are encoded as in training.'
+WHEN 'evaluate' THEN
+'dpml evaluate MODEL --table T --public       rows are public: accuracy, confusion, AUC, calibration
+dpml evaluate MODEL --table T --owner        rows are private: the same for their owner alone, NOT PRIVATE
+dpml evaluate MODEL --table T --epsilon 0.1  rows are private: one noisy error, charged in dpml.ledger
+In SQL, on public rows:
+SELECT dpml.label(''MODEL'', t), dpml.predict(''MODEL'', t), count(*) FROM t GROUP BY 1, 2'
+WHEN 'sgd_epoch' THEN
+'One pass of stochastic gradient descent as an aggregate, for the curator. NOT PRIVATE: no noise, no charge.
+SELECT (r).* FROM (SELECT dpml.sgd_epoch(x, y, (SELECT w FROM start),
+  ''{"loss": "logistic", "step_size": 0.1}'' ORDER BY random()) AS r FROM t) s
+x float8[] has norm at most 1 (longer rows are shortened), y is -1 or 1, a number, or a class number from 0.
+Keep the subquery: (dpml.sgd_epoch(...)).* would run a pass for every column of the result.
+The form with blocks reads rows packed by dpml.pack. See also: options, loss, pack.'
+WHEN 'pack' THEN
+'Passes over packed blocks are several times faster than passes over rows.
+dpml.encode(spec, t)             a row as a block of one
+dpml.pack(block, capacity) OVER (ORDER BY ...)   window function: a block at every capacity rows, null between
+dpml.pack(block ORDER BY ...)    aggregate: one block of all
+dpml.block_capacity(kind, n_features, n_values)  rows for one block
+dpml.rows(block), dpml.unpack(block)             back to blocks of one row, or to x and y
+Number the blocks 0, 1, 2, ... for dpml.sgd_epoch. See also: spec.'
+WHEN 'loss' THEN
+'SELECT dpml.loss(x, y, weights, options) FROM t: mean loss plus lambda/2 ||weights||^2. NOT PRIVATE.
+logistic   ln(1 + exp(-y u)), y = -1 or 1
+huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
+squared    (u - y)^2 / 2, linear beyond a difference of clip
+softmax    -ln of the probability of class y = 0, 1, ...; classes is required
+logistic and huber_svm with classes train one model a class against all others.'
+WHEN 'options' THEN
+'Keys of the options of dpml.sgd_epoch and dpml.loss, a JSON object:
+loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
+lambda (0), radius: L2 regulariser, and the ball that weights are kept in
+batch_size (1), schedule (constant), step_size, exponent (0.5), rows: the steps; rows is n, for n^c and 1/sqrt(n)
+schedules: constant, decreasing, sqrt_decreasing, strongly_convex (needs lambda), inverse_sqrt
+average_from: first step whose weights enter the average; features; clip_rows (true); units (false): batches of units'
+WHEN 'spec' THEN
+'{"columns": [{"name": "age", "kind": "numeric", "lower": 17, "upper": 90, "scale": "center", "log1p": false},
+  {"name": "ok", "kind": "boolean"}, {"name": "work", "kind": "category", "levels": ["a", "b"]},
+  {"name": "pixels", "kind": "array", "length": 784, "lower": 0, "upper": 255, "scale": "zero_based"}],
+ "intercept": true, "norm": "normalize", "format": "dense",
+ "label": {"name": "income", "kind": "binary", "positive": ">50K"}}
+scale: center, zero_based, or standard with mean and sd; norm: normalize or clip; format: dense or csr;
+label kinds: binary, classes (with classes), number (with lower and upper). dpml writes it from SPEC.toml.
+An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. Beside
+"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.'
+WHEN 'models' THEN
+'dpml.models holds the released models: name, task, classes, weights, encoder, privacy, training, charge.
+SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
+dpml models | show MODEL | report MODEL -o FILE.html | export MODEL --format json|sql | drop MODEL
+GRANT dpml_analyst TO bob lets bob read and apply models.'
+WHEN 'ledger' THEN
+'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
+SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
+Runs on the same rows add up. Direct calls of the aggregates are not in it, and are not private.'
+WHEN 'privacy' THEN
+'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with
+probability delta, whatever else an attacker knows. From even odds: epsilon 0.1 to 52.5 %, 1 to 73.1 %, 3 to 95.3 %.
+replace_one: the values of one row change. add_remove: one row is blanked out. The number of rows is public.
+Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.'
+ELSE
+'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics
+train, predict, evaluate, sgd_epoch, pack, loss, options, spec, models, ledger, privacy'
+END;
+COMMENT ON FUNCTION dpml.help(text) IS 'how to use the extension, by topic; without one, the topics';
 
 -- Privileges
 

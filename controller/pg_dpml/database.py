@@ -9,6 +9,7 @@ connection: a run decides itself when its charge is committed.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,25 +23,78 @@ from sqlalchemy.pool import NullPool
 
 from pg_dpml.errors import DpmlError, SpecError, UnavailableError
 
-__all__ = ["ColumnType", "Database", "Session", "SourceTable", "json_parameter", "refuse_password", "sql"]
+__all__ = [
+    "ColumnType",
+    "Database",
+    "Session",
+    "SourceTable",
+    "json_parameter",
+    "refuse_password",
+    "sql",
+    "verbatim",
+]
 
 _READ_ONLY = "25006"
 _MISSING_SCHEMA = "3F000"
 
 
+# A name as SQL writes it, qualified or not: to_regclass raises an error on what is none.
+_PART = r'(?:[^\s".]+|"(?:[^"]|"")+")'
+_SQL_NAME = re.compile(rf"\s*{_PART}(?:\s*\.\s*{_PART})?\s*")
+
+_KINDS = {
+    **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), "number"),
+    **dict.fromkeys(("text", "varchar", "bpchar", "name", "char"), "text"),
+    "bool": "boolean",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamptz": "timestamptz",
+}
+
+
 @dataclass(frozen=True)
 class ColumnType:
-    """Type of a column: `category` as in pg_type.typcategory of the base type, enum labels if any."""
+    """Type of a column, domains seen through.
+
+    Attributes
+    ----------
+    name : str
+        As SQL writes it, the domain's own name for a domain.
+    kind : str
+        "number", "boolean", "text", "enum", "date", "timestamp", "timestamptz",
+        "array" (or pgvector's vector), or "other": no encoding.
+    element : str or None
+        Kind of an array's elements.
+    length : int or None
+        Elements of a vector whose type says so.
+    enum_labels : tuple of str or None
+        In the enum's order.
+    virtual : bool
+        Computed by an expression whenever it is read.
+    whole : bool
+        An integer type.
+    exact : bool
+        numeric, or an array of it: too wide for a plain cast to a float.
+    vector : bool
+        pgvector's type, not an array.
+    """
 
     name: str
-    category: str
-    enum_labels: tuple[str, ...] | None
+    kind: str
+    element: str | None = None
+    length: int | None = None
+    enum_labels: tuple[str, ...] | None = None
+    virtual: bool = False
+    whole: bool = False
+    exact: bool = False
+    vector: bool = False
 
 
 @dataclass(frozen=True)
 class SourceTable:
     """A table as the catalog knows it."""
 
+    oid: int
     schema: str
     name: str
     kind: str  # pg_class.relkind
@@ -66,12 +120,12 @@ class Session:
         self.driver: psycopg.Connection[Any] = driver
 
     def execute(self, query: Query, parameters: Mapping[str, Any] | None = None) -> int:
-        """Run one statement; the number of rows it touched."""
-        return int(self.driver.execute(query, parameters).rowcount)
+        """Run one statement; the number of rows it touched. A percent sign in `sql.SQL` is written twice."""
+        return int(self.driver.execute(self._escaped(query), parameters or {}).rowcount)
 
     def fetch(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run one query; its rows."""
-        rows: list[tuple[Any, ...]] = self.driver.execute(query, parameters).fetchall()
+        """Run one query; its rows. A percent sign in `sql.SQL` is written twice."""
+        rows: list[tuple[Any, ...]] = self.driver.execute(self._escaped(query), parameters or {}).fetchall()
         return rows
 
     def fetch_one(self, query: Query, parameters: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
@@ -79,6 +133,27 @@ class Session:
         rows = self.fetch(query, parameters)
         assert len(rows) == 1
         return rows[0]
+
+    def count(self, query: Query, failed: str) -> int:
+        """Run one query that counts rows.
+
+        Raises
+        ------
+        SpecError
+            With the text `failed` in place of a server's error that may quote a row.
+        """
+        try:
+            return int(self.fetch_one(query)[0])
+        except (psycopg.DataError, psycopg.errors.RaiseException):
+            raise SpecError(failed) from None
+
+    def _escaped(self, query: sql.Composable) -> sql.Composed:
+        """With the percent signs of identifiers and literals doubled: psycopg looks for placeholders."""
+        if isinstance(query, sql.Composed):
+            return sql.Composed([self._escaped(part) for part in query])
+        if isinstance(query, sql.Identifier | sql.Literal):
+            return verbatim(query.as_string(self.driver))
+        return sql.Composed([query])
 
     def relation(self, table: str) -> SourceTable:
         """Look a table up by its SQL name, or by its exact name.
@@ -90,47 +165,96 @@ class Session:
         """
         found = self.fetch(
             sql.SQL(
-                "SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relrowsecurity "
+                "SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relrowsecurity, "
+                "pg_catalog.pg_is_other_temp_schema(n.oid) "
                 "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
                 "WHERE c.oid = coalesce(CASE WHEN {folds} THEN pg_catalog.to_regclass(%(table)s) END, "
                 "pg_catalog.to_regclass(pg_catalog.quote_ident(%(table)s)))"
-            ).format(folds=sql.Literal(_is_sql_name(table))),
+            ).format(folds=sql.Literal(_SQL_NAME.fullmatch(table) is not None)),
             {"table": table},
         )
+        if (found and found[0][5]) or (not found and self._is_temporary_elsewhere(table)):
+            raise SpecError(
+                f"table {table} is a temporary table of another session, which no other connection can read: "
+                "make it a normal table, unlogged if it need not last (CREATE UNLOGGED TABLE ...)"
+            )
         if not found or found[0][3] not in "rpvmf":
             raise SpecError(
                 f"table {table} does not exist here; write it as in SQL, schema-qualified if it is not "
                 'on the search_path, and quoted ("My Table") if its name needs it'
             )
-        oid, schema, name, kind, row_security = found[0]
-        return SourceTable(schema, name, kind, row_security, self._columns(oid))
+        oid, schema, name, kind, row_security, _ = found[0]
+        return SourceTable(oid, schema, name, kind, row_security, self._columns(oid))
+
+    def _is_temporary_elsewhere(self, table: str) -> bool:
+        (found,) = self.fetch_one(
+            sql.SQL(
+                "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't' "
+                "AND c.relname IN (%(table)s::text, pg_catalog.lower(%(table)s)) "
+                "AND pg_catalog.pg_is_other_temp_schema(c.relnamespace))"
+            ),
+            {"table": table.strip()},
+        )
+        return bool(found)
 
     def _columns(self, oid: int) -> dict[str, ColumnType]:
+        """The columns' types: through domains, into arrays, and through the elements' domains."""
         rows = self.fetch(
             sql.SQL(
-                "SELECT a.attname, pg_catalog.format_type(a.atttypid, NULL), b.typcategory::text, "
+                "WITH RECURSIVE part (attnum, depth, typmod, type) AS ("
+                "SELECT a.attnum, 0, a.atttypmod, a.atttypid FROM pg_catalog.pg_attribute a "
+                "WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped "
+                "UNION ALL SELECT p.attnum, p.depth + (t.typtype <> 'd')::integer, "
+                "CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE -1 END, "
+                "CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.typelem END "
+                "FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.type "
+                "WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND t.typelem <> 0)) "
+                "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v', "
+                "p.depth, p.typmod, CASE t.typnamespace WHEN 'pg_catalog'::pg_catalog.regnamespace "
+                "THEN t.typname END, "
+                "t.typname = 'vector' AND EXISTS (SELECT FROM pg_catalog.pg_depend d "
+                "JOIN pg_catalog.pg_extension x ON x.oid = d.refobjid AND x.extname = 'vector' "
+                "WHERE d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass AND d.objid = t.oid "
+                "AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass AND d.deptype = 'e'), "
                 "(SELECT pg_catalog.array_agg(e.enumlabel::text ORDER BY e.enumsortorder) "
-                " FROM pg_catalog.pg_enum e WHERE e.enumtypid = b.oid) "
-                "FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid "
-                "JOIN pg_catalog.pg_type b "
-                "ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END "
-                "WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+                "FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid) "
+                "FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.type AND t.typtype <> 'd' "
+                "AND NOT (t.typcategory = 'A' AND t.typelem <> 0) "
+                "JOIN pg_catalog.pg_attribute a ON a.attrelid = %(oid)s AND a.attnum = p.attnum "
+                "ORDER BY p.attnum"
             ),
             {"oid": oid},
         )
-        return {
-            name: ColumnType(type_name, category, tuple(labels) if labels else None)
-            for name, type_name, category, labels in rows
-        }
+        return {row[0]: _column_type(*row[1:]) for row in rows}
 
 
-def _is_sql_name(table: str) -> bool:
-    """Whether to_regclass can parse it: it raises on unbalanced quotes and empty parts."""
-    return (
-        table.count('"') % 2 == 0
-        and all(part.strip() for part in table.split("."))
-        and " " not in table.strip()
-    )
+def _column_type(
+    name: str,
+    virtual: bool,
+    depth: int,
+    typmod: int,
+    builtin: str | None,
+    is_vector: bool,
+    labels: list[str] | None,
+) -> ColumnType:
+    """A row of `Session._columns`: what lies below `depth` arrays."""
+    kind = "enum" if labels else _KINDS.get(builtin or "", "other")
+    exact = builtin == "numeric"
+    if is_vector and depth == 0:
+        length = typmod if typmod > 0 else None
+        return ColumnType(name, "array", "number", length, virtual=virtual, vector=True)
+    if depth == 0:
+        whole = builtin in ("int2", "int4", "int8")
+        enum = tuple(labels) if labels else None
+        return ColumnType(name, kind, enum_labels=enum, virtual=virtual, whole=whole, exact=exact)
+    if depth > 1 or kind in ("text", "enum", "other"):
+        return ColumnType(name, "other", virtual=virtual)
+    return ColumnType(name, "array", kind, virtual=virtual, exact=exact)
+
+
+def verbatim(text: str) -> sql.Composed:
+    """SQL text as it stands: `sql.SQL` takes only literals, and a lone percent sign for a placeholder."""
+    return sql.Composed([sql.SQL(text.replace("%", "%%"))])  # type: ignore[arg-type, unused-ignore]
 
 
 def json_parameter(value: Mapping[str, Any]) -> Jsonb:
@@ -206,7 +330,13 @@ class Database:
                 with connection.begin():
                     session = Session(connection)
                     self._require_tls(session.driver)
-                    yield session
+                    try:
+                        yield session
+                    except KeyboardInterrupt:
+                        # The statement may still be running: a rollback could not be sent.
+                        session.driver.cancel()
+                        connection.invalidate()
+                        raise
             except sa.exc.DBAPIError as error:
                 raise _translate(error.orig) from None
             except psycopg.Error as error:
@@ -243,6 +373,9 @@ def _translate(error: BaseException | None) -> DpmlError:
         return SpecError(
             f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml"
         )
-    if isinstance(error, psycopg.errors.InsufficientPrivilege | psycopg.errors.DataError):
+    if isinstance(
+        error,
+        psycopg.errors.InsufficientPrivilege | psycopg.errors.DataError | psycopg.errors.DatatypeMismatch,
+    ):
         return SpecError(primary)
     return DpmlError(primary)

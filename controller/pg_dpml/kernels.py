@@ -19,13 +19,19 @@ import numpy.typing as npt
 from pg_dpml._kernels import ffi as _untyped_ffi
 from pg_dpml._kernels import lib as _untyped_lib
 
-__all__ = ["Loss", "Noise", "Schedule", "Sensitivity", "sensitivity"]
+__all__ = ["BLOCK_MAX_BYTES", "BLOCK_PAGE_BYTES", "Loss", "Noise", "Schedule", "Sensitivity", "sensitivity"]
 
 FloatArray = npt.NDArray[np.float64]
 
 # The compiled module has no types.
 ffi: Any = _untyped_ffi
 lib: Any = _untyped_lib
+
+BLOCK_PAGE_BYTES: int = lib.DPML_BLOCK_PAGE_BYTES
+"""Largest packed block that fits one heap page beside its number."""
+
+BLOCK_MAX_BYTES: int = lib.DPML_BLOCK_MAX_BYTES
+"""Largest packed block that is stored out of line."""
 
 _MAX_COUNT = 2**62
 _MAX_BATCH = 2**31 - 1

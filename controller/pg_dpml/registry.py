@@ -130,6 +130,7 @@ class Charge:
     delta: Decimal | None
     relation: str | None
     n_rows: int | None
+    mechanism: Mapping[str, Any]
 
 
 def require_new_name(session: Session, name: str) -> None:
@@ -138,7 +139,8 @@ def require_new_name(session: Session, name: str) -> None:
         raise SpecError("name must have 1 to 200 characters")
     if find_model(session, name) is not None:
         raise SpecError(
-            f"a model called {name} exists: choose another name, or remove it with dpml drop (its charge stays)"
+            f"a model called {name} exists: choose another name, or remove it with dpml drop; "
+            "what it spent stays in the ledger"
         )
 
 

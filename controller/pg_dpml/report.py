@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Plans, runs and evaluations for people (text) and for programs (JSON-ready mappings)."""
+"""Plans, runs, models and evaluations for people (text) and for programs (JSON-ready mappings)."""
 
 from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.methods.plan import Guarantee, Plan
+from pg_dpml.noisy_error import NoisyError
+from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy.relation import Relation
+from pg_dpml.registry import Model
 from pg_dpml.train import TrainResult
 
 __all__ = [
+    "coefficients",
     "evaluation_record",
     "evaluation_text",
+    "guarantee_of",
     "guarantee_text",
+    "model_record",
+    "model_text",
+    "models_record",
+    "models_text",
+    "noise_stddev",
     "plan_record",
     "plan_text",
     "result_record",
@@ -23,6 +35,33 @@ __all__ = [
 ]
 
 NOT_PRIVATE = "NOT PRIVATE: for comparison only; do not publish this model or its figures."
+OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes only; do not publish them."
+SHOWN = 30
+"""Coefficients and confusions shown as text; JSON has all."""
+
+
+def guarantee_of(model: Model) -> Guarantee | None:
+    """The guarantee that a stored model was released with."""
+    if not model.private:
+        return None
+    privacy = model.privacy
+    return Guarantee(
+        privacy["epsilon"],
+        privacy["delta"],
+        Relation(privacy["relation"]),
+        privacy.get("unit"),
+        privacy.get("max_rows_per_unit", 1),
+    )
+
+
+def unit_text(guarantee: Guarantee) -> str:
+    """What a row stands for, where it is not one row."""
+    if guarantee.unit is None:
+        return ""
+    return (
+        f" A row here stands for all rows with the same {guarantee.unit}, of which at most "
+        f"{guarantee.max_rows_per_unit} are used; which rows these are is public."
+    )
 
 
 def guarantee_text(guarantee: Guarantee | None) -> str:
@@ -33,7 +72,8 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
         f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy: whatever else an attacker "
         f"knows, the released model changes the odds of any claim about one row by at most a factor "
         f"e^{guarantee.epsilon:g} = {math.exp(min(guarantee.epsilon, 700.0)):.3g}, except with probability "
-        f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {guarantee.relation.meaning}. "
+        f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {guarantee.relation.meaning}."
+        f"{unit_text(guarantee)} "
         "Public: the table's and columns' names, bounds, levels, the number of rows, the training settings."
     )
 
@@ -119,20 +159,187 @@ def evaluation_record(evaluation: Evaluation) -> dict[str, Any]:
         {"actual": actual, "predicted": predicted, "rows": rows}
         for actual, predicted, rows in evaluation.confusion
     ]
-    return {key: value for key, value in record.items() if value is not None}
+    if evaluation.error is not None:
+        guarantee = record["error"]["guarantee"]
+        guarantee["relation"] = evaluation.error.guarantee.relation.value
+    stamps = _stamps(evaluation)
+    if stamps:
+        record["not_private"] = stamps
+    return {key: value for key, value in record.items() if value not in (None, (), [])}
+
+
+def _stamps(evaluation: Evaluation) -> list[str]:
+    """Why an evaluation must not be published."""
+    stamps = [] if evaluation.private else [NOT_PRIVATE]
+    return [*stamps, OWNER_ONLY] if evaluation.mode == "owner" else stamps
 
 
 def evaluation_text(evaluation: Evaluation) -> str:
     """An evaluation as a few lines of text."""
+    rows = "public" if evaluation.mode == "public" else "private"
     stamp = "private model" if evaluation.private else NOT_PRIVATE
-    lines = [f"{evaluation.model} on {evaluation.table}, {evaluation.n_rows:,} public rows ({stamp})"]
+    lines = [f"{evaluation.model} on {evaluation.table}, {evaluation.n_rows:,} {rows} rows ({stamp})"]
+    if evaluation.error is not None:
+        return "\n".join([*lines, *_error_lines(evaluation.error)])
+    if evaluation.mode == "owner":
+        lines.insert(0, OWNER_ONLY)
     if evaluation.accuracy is not None and evaluation.majority is not None:
         lines.append(f"Accuracy       {evaluation.accuracy:7.2%}")
         lines.append(f"Majority class {evaluation.majority:7.2%}")
-        width = max(len(a) for row in evaluation.confusion for a in row[:2])
-        lines += [f"  {a:<{width}} taken for {p:<{width}} {n:>9,}" for a, p, n in evaluation.confusion]
+        if evaluation.auc is not None:
+            lines.append(f"Area under ROC {evaluation.auc:7.4f}")
+        lines += _confusion_lines(evaluation) + _calibration_lines(evaluation)
     if evaluation.mean_squared_error is not None:
         lines.append(f"Root mean squared error {evaluation.mean_squared_error**0.5:.6g}")
         r_squared = evaluation.r_squared
         lines.append("R squared               " + ("undefined" if r_squared is None else f"{r_squared:.4f}"))
     return "\n".join(lines)
+
+
+def _error_lines(error: NoisyError) -> list[str]:
+    guarantee = error.guarantee
+    bar = f"(the noise stays within +- {{}} with probability {error.confidence:g})"
+    if error.clip is None:
+        bar = bar.format(f"{error.half_width:.2%}")
+        lines = [f"Accuracy   {1.0 - error.value:7.2%}", f"Error rate {error.value:7.2%} {bar}"]
+    else:
+        bar = bar.format(f"{error.half_width:.3g}")
+        lines = [
+            f"Mean squared error {error.value:.6g} {bar}, each row's clipped at {error.clip:g}",
+            f"Its root           {error.value**0.5:.6g}",
+        ]
+    released = (
+        f"Released under ({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of these rows "
+        f"({guarantee.relation.value}) and charged as entry {error.charge} of dpml.ledger: for rows that "
+        f"the model was trained on, this adds to what the model spent.{unit_text(guarantee)}"
+    )
+    return [*lines, textwrap.fill(released, 100)]
+
+
+def _confusion_lines(evaluation: Evaluation) -> list[str]:
+    cells = evaluation.confusion
+    if len(cells) > SHOWN:
+        cells = tuple(sorted(cells, key=lambda cell: (cell[0] == cell[1], -cell[2]))[:SHOWN])
+    width = max(len(a) for row in cells for a in row[:2])
+    lines = [f"  {a:<{width}} taken for {p:<{width}} {n:>9,}" for a, p, n in cells]
+    if len(cells) < len(evaluation.confusion):
+        lines.append("  The most frequent confusions; --format json has all.")
+    return lines
+
+
+def _calibration_lines(evaluation: Evaluation) -> list[str]:
+    if not evaluation.calibration:
+        return []
+    lines = ["Calibration: probability predicted, share observed, rows"]
+    for tenth in evaluation.calibration:
+        share = f"{tenth.predicted:7.1%} {tenth.observed:7.1%} {tenth.n_rows:>9,}"
+        lines.append(f"  {tenth.lower:.1f} to {tenth.upper:.1f} {share}")
+    return lines
+
+
+def noise_stddev(model: Model) -> float | None:
+    """Standard deviation of the noise in one weight; None for a model without noise."""
+    noise = model.privacy.get("noise")
+    if noise is None:
+        return None
+    return ReleaseNoise(**{name: noise[name] for name in ReleaseNoise.__dataclass_fields__}).score_stddev
+
+
+def coefficients(model: Model) -> list[tuple[str, list[float]]]:
+    """Features and their weights (one for each row of scores), the largest norm first."""
+    names = model.training.get("features") or [f"feature {i + 1}" for i in range(model.n_features)]
+    found = list(zip(names, model.matrix.T.tolist(), strict=True))
+    return sorted(found, key=lambda pair: -math.hypot(*pair[1]))
+
+
+def model_record(model: Model) -> dict[str, Any]:
+    """Everything about a model as a JSON-ready mapping: enough to predict elsewhere."""
+    return {
+        "format": "pg_dpml model, version 1",
+        "name": model.name,
+        "private": model.private,
+        "guarantee": guarantee_text(guarantee_of(model)),
+        "task": model.task,
+        "method": model.method,
+        "loss": model.loss,
+        "classes": model.classes,
+        "features": model.training.get("features"),
+        "weights": model.matrix.tolist(),
+        "encoder": model.encoder,
+        "privacy": model.privacy,
+        "training": model.training,
+        "charge": model.charge,
+        "created_at": None if model.created_at is None else model.created_at.isoformat(),
+        "owner": model.owner,
+    }
+
+
+def model_text(model: Model) -> str:
+    """A model as a few lines of text: guarantee, origin, coefficients."""
+    training = model.training
+    lines = [
+        f"Model       {model.name}: {model.task}, loss {model.loss}, method {model.method}",
+        f"Trained on  {training.get('dataset')}, {training.get('n_rows', 0):,} rows, "
+        f"{training.get('passes')} passes",
+        f"Stored      {_moment(model)} by {model.owner}"
+        + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
+        f"Guarantee   {guarantee_text(guarantee_of(model))}",
+    ]
+    if model.classes is not None:
+        lines.insert(1, f"Classes     {', '.join(model.classes)}")
+    filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
+    return "\n".join([*filled, *_coefficient_lines(model)])
+
+
+def _moment(model: Model) -> str:
+    return "" if model.created_at is None else f"{model.created_at:%Y-%m-%d %H:%M %Z}"
+
+
+def _coefficient_lines(model: Model) -> list[str]:
+    found = coefficients(model)
+    shown = found[:SHOWN]
+    noise = noise_stddev(model)
+    lines = [f"{'Largest c' if len(found) > SHOWN else 'C'}oefficients"]
+    if noise is not None:
+        lines[0] += (
+            f"; the noise in each has standard deviation {noise:.3g}, and ~ marks what is within two of it"
+        )
+    width = max(len(name) for name, _ in shown)
+    for name, weights in shown:
+        k = max(range(len(weights)), key=lambda i: abs(weights[i]))
+        mark = "~" if noise is not None and abs(weights[k]) < 2.0 * noise else " "
+        of_class = f"  for {model.classes[k]}" if model.classes is not None and len(weights) > 1 else ""
+        lines.append(f"  {name:<{width}} {weights[k]:>+10.4f} {mark}{of_class}".rstrip())
+    return lines
+
+
+def models_record(models: Sequence[Model]) -> dict[str, Any]:
+    """A list of models as a JSON-ready mapping."""
+    shown = ("name", "private", "task", "method", "loss", "n_features", "charge", "owner")
+    return {
+        "models": [
+            {key: getattr(model, key) for key in shown}
+            | {key: model.privacy.get(key) for key in ("epsilon", "delta", "relation", "unit")}
+            | {"dataset": model.training.get("dataset"), "n_rows": model.training.get("n_rows")}
+            | {"created_at": None if model.created_at is None else model.created_at.isoformat()}
+            for model in models
+        ]
+    }
+
+
+def models_text(models: Sequence[Model]) -> str:
+    """A list of models, a line each."""
+    if not models:
+        return "No models yet: dpml train SPEC --epsilon E --name NAME makes one."
+    rows = [("MODEL", "TASK", "METHOD", "EPSILON", "DELTA", "TRAINED ON", "ROWS", "STORED")]
+    for model in models:
+        guarantee = guarantee_of(model)
+        privacy = ("NOT PRIVATE", "")
+        if guarantee is not None:
+            privacy = (f"{guarantee.epsilon:g}", f"{guarantee.delta:.3g}")
+        origin = (str(model.training.get("dataset")), f"{model.training.get('n_rows', 0):,}")
+        rows.append((model.name, model.task, model.method, *privacy, *origin, _moment(model)))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql
+from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql, verbatim
 from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.kernels import BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
+from pg_dpml.moments import MOMENTS, moment_number
 from pg_dpml.spec import MAX_FEATURES, Column, DataSpec, Label
 
-__all__ = ["PackedRows", "Source", "count_units", "pack", "record_of", "repack", "resolve"]
-
-_WIDE = 1000
-"""Dense rows with more features go into blocks stored out of line, as in kernels/block.h."""
+__all__ = ["PackedRows", "Source", "count_units", "from_clause", "pack", "record_of", "repack", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -70,17 +69,10 @@ def resolve(session: Session, data: DataSpec) -> Source:
         If rows may be chosen by something that is not declared public.
     """
     table = session.relation(data.table)
-    if table.kind in "vmf" and not data.definition_is_public:
-        raise GuaranteeError(
-            f"{data.table} is a view or a foreign table, and which rows it shows could itself be private: "
-            "if the owner agrees that its definition is public, add definition_is_public = true to the spec"
-        )
-    if table.row_security:
-        raise GuaranteeError(
-            f"{data.table} has row-level security, so its rows depend on who asks: train on a table without"
-        )
+    _require_public_rows(table, data)
     columns = [_encode_column(column, _type_of(table, column.name)) for column in data.columns]
-    _check_label(data.label, _type_of(table, data.label.column))
+    label_type = _type_of(table, data.label.column)
+    _check_label(data.label, label_type)
     if data.unit is not None:
         _type_of(table, data.unit)
     names = [name for column in columns for name in _feature_names(column)]
@@ -98,7 +90,7 @@ def resolve(session: Session, data: DataSpec) -> Source:
         "norm": data.norm,
         # A sparse row costs eight bytes a value against four a feature.
         "format": "csr" if 2 * n_values < len(names) else "dense",
-        "label": _encode_label(data.label),
+        "label": _encode_label(data.label, label_type.kind),
     }
     if data.projection is not None:
         encoder["projection"] = {"features": data.projection, "seed": data.projection_seed}
@@ -116,6 +108,26 @@ def resolve(session: Session, data: DataSpec) -> Source:
     )
 
 
+def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
+    if table.kind in "vmf" and not data.definition_is_public:
+        raise GuaranteeError(
+            f"{data.table} is a view or a foreign table, and which rows it shows could itself be private: "
+            "if the owner agrees that its definition is public, add definition_is_public = true to the spec"
+        )
+    if table.row_security:
+        raise GuaranteeError(
+            f"{data.table} has row-level security, so its rows depend on who asks: train on a table without"
+        )
+    used = [data.label.column, *(column.name for column in data.columns)]
+    computed = [name for name in used if name in table.columns and table.columns[name].virtual]
+    if computed and not data.definition_is_public:
+        raise GuaranteeError(
+            f"column {computed[0]} is computed whenever it is read, and whether that fails could itself be "
+            "private: if the owner agrees that its expression is public and never fails, add "
+            "definition_is_public = true to the spec"
+        )
+
+
 def _type_of(table: SourceTable, column: str) -> ColumnType:
     if column not in table.columns:
         known = ", ".join(list(table.columns)[:20])
@@ -126,66 +138,87 @@ def _type_of(table: SourceTable, column: str) -> ColumnType:
 def _encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
     """One entry of the encoder's columns."""
     where = f"column {column.name}"
-    levels = column.levels
-    if levels is None and column_type.enum_labels is not None:
-        levels = column_type.enum_labels
+    kind = column_type.kind
+    levels = column.levels if column.levels is not None else column_type.enum_labels
     if levels is not None:
-        if column_type.category not in "SENBZ":
-            raise SpecError(f"{where}: levels cannot list values of type {column_type.name}")
+        _require_levels(column_type, where)
         return {
             "name": column.name,
             "kind": "category",
             "levels": list(levels),
             "centered": column.centered,
         }
-    if column_type.category == "B":
+    if kind == "boolean":
         if column.scale == "standard" or column.log1p:
             raise SpecError(f"{where} is boolean: its scale is center or zero_based, without log1p")
         return {"name": column.name, "kind": "boolean", "scale": column.scale}
-    entry: dict[str, Any] = {
-        "name": column.name,
-        "scale": column.scale,
-        "log1p": column.log1p,
-        "lower": column.lower,
-        "upper": column.upper,
-    }
-    if column.scale == "standard":
-        entry |= {"mean": column.mean, "sd": column.sd}
-    elif column.lower is None and column_type.category in "NA":
-        raise SpecError(
-            f"{where} ({column_type.name}) needs public bounds: give lower and upper under "
-            f"[columns.{column.name}], from the meaning of the column and never from the rows; "
-            "or levels = [...] if its numbers are categories; or scale = 'standard' with public mean and sd"
-        )
-    if column_type.category == "A":
-        if column.length is None:
-            raise SpecError(f"{where} ({column_type.name}) needs length = NUMBER OF ELEMENTS")
-        entry |= {"kind": "array", "length": column.length}
-        if column.rows is not None:
-            image = {"rows": column.rows, "columns": column.length // column.rows}
-            entry["image"] = image | {"blur": column.blur, "stride": column.stride}
-        return entry
-    if column.length is not None:
-        raise SpecError(f"{where}: length belongs to an array column, not to {column_type.name}")
-    if column_type.category == "N":
-        return entry | {"kind": "numeric"}
-    if column_type.category in "SZ":
+    if kind == "text":
         raise SpecError(
             f"{where} ({column_type.name}) needs its public list of categories: give levels = [...] under "
             f"[columns.{column.name}], from the documentation of the data and never from the rows; or "
             "declare the column as an enum, whose labels are taken from the catalog"
         )
-    raise SpecError(f"{where}: type {column_type.name} has no encoding; leave the column out")
+    if kind == "other":
+        raise SpecError(
+            f"{where}: type {column_type.name} has no encoding; leave the column out, or use a view that "
+            "casts it to a type that has one"
+        )
+    entry = {"name": column.name} | _encode_scale(column, column_type)
+    if kind == "array":
+        return entry | _encode_array(column, column_type)
+    if column.length is not None:
+        raise SpecError(f"{where}: length belongs to an array column, not to {column_type.name}")
+    return entry | {"kind": "numeric"}
+
+
+def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
+    """Bounds and scale of a number, a date or the elements of an array."""
+    where = f"column {column.name}"
+    if column.scale != "standard" and column.lower is None:
+        raise SpecError(
+            f"{where} ({column_type.name}) needs public bounds: give lower and upper under "
+            f"[columns.{column.name}], from the meaning of the column and never from the rows; "
+            "or levels = [...] if its numbers are categories; or scale = 'standard' with public mean and sd"
+        )
+    kind = column_type.element or column_type.kind
+    entry: dict[str, Any] = {"scale": column.scale, "log1p": column.log1p, "lower": None, "upper": None}
+    for key in ("lower", "upper", "mean"):
+        value = getattr(column, key)
+        if value is not None:
+            entry[key] = moment_number(value, kind, f"{where}: {key}")
+    if column.scale == "standard":
+        entry["sd"] = column.sd
+    return entry
+
+
+def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
+    where = f"column {column.name} ({column_type.name})"
+    length = column.length if column.length is not None else column_type.length
+    if length is None:
+        raise SpecError(f"{where} needs length = NUMBER OF ELEMENTS")
+    if column_type.length not in (None, length):
+        raise SpecError(f"{where} has {column_type.length} elements by its type, not length = {length}")
+    entry: dict[str, Any] = {"kind": "array", "length": length}
+    if column.rows is not None:
+        image = {"rows": column.rows, "columns": length // column.rows}
+        entry["image"] = image | {"blur": column.blur, "stride": column.stride}
+    return entry
+
+
+def _require_levels(column_type: ColumnType, where: str) -> None:
+    if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
+        raise SpecError(f"{where}: values of type {column_type.name} cannot be listed")
 
 
 def _check_label(label: Label, column_type: ColumnType) -> None:
-    if label.task == "regression" and column_type.category not in "NB":
-        raise SpecError(
-            f"label {label.column}: lower and upper belong to a number, not to {column_type.name}"
-        )
+    where = f"label {label.column}"
+    if label.task != "regression":
+        _require_levels(column_type, where)
+    elif column_type.kind not in ("number", "boolean", *MOMENTS):
+        raise SpecError(f"{where}: lower and upper belong to a number or a date, not to {column_type.name}")
 
 
-def _encode_label(label: Label) -> dict[str, Any]:
+def _encode_label(label: Label, kind: str) -> dict[str, Any]:
     if label.task == "binary":
         return {
             "name": label.column,
@@ -195,7 +228,14 @@ def _encode_label(label: Label) -> dict[str, Any]:
         }
     if label.task == "multiclass":
         return {"name": label.column, "kind": "classes", "classes": list(label.classes or ())}
-    return {"name": label.column, "kind": "number", "lower": label.lower, "upper": label.upper}
+    assert label.lower is not None  # Label sees to both
+    assert label.upper is not None
+    return {
+        "name": label.column,
+        "kind": "number",
+        "lower": moment_number(label.lower, kind, f"label {label.column}: lower"),
+        "upper": moment_number(label.upper, kind, f"label {label.column}: upper"),
+    }
 
 
 def _feature_names(column: Mapping[str, Any]) -> list[str]:
@@ -221,18 +261,13 @@ def _stored_values(column: Mapping[str, Any]) -> int:
     return int(column.get("length", 1))
 
 
-def _from(source: Source) -> sql.Composed:
+def from_clause(source: Source) -> sql.Composed:
     """FROM clause with the alias t; the filter is the owner's own SQL, declared public."""
     clause = sql.SQL("FROM {} AS t").format(source.table.identifier)
     if source.where is not None:
-        # psycopg reads % as a placeholder.
-        clause += sql.SQL(" WHERE (") + _verbatim(source.where.replace("%", "%%")) + sql.SQL(")")
+        # A line of its own: the filter may end in a comment.
+        clause += sql.SQL(" WHERE (") + verbatim(source.where) + sql.SQL("\n)")
     return clause
-
-
-def _verbatim(text: str) -> sql.Composed:
-    """SQL text of the spec as it stands, which sql.SQL takes only from literals."""
-    return sql.Composed([sql.SQL(text)])  # type: ignore[arg-type, unused-ignore]
 
 
 def record_of(encoder: Mapping[str, Any], *, with_label: bool) -> sql.Composed:
@@ -254,7 +289,11 @@ def count_units(session: Session, source: Source) -> int:
         counted = sql.SQL(
             "pg_catalog.count(DISTINCT {unit}) + pg_catalog.count(*) FILTER (WHERE {unit} IS NULL)"
         ).format(unit=sql.Identifier("t", source.unit))
-    return int(session.fetch_one(sql.SQL("SELECT {} ").format(counted) + _from(source))[0])
+    return session.count(
+        sql.SQL("SELECT {} ").format(counted) + from_clause(source),
+        f"counting the rows of {source.table.name} failed, and PostgreSQL's message is not shown because it "
+        "may quote a row: write the filter, or the view, so that it can fail on no row",
+    )
 
 
 _ANY_ORDER = sql.SQL("pg_catalog.random()")
@@ -263,13 +302,30 @@ _ANY_ORDER = sql.SQL("pg_catalog.random()")
 def _create_blocks(session: Session, source: Source) -> sql.Identifier:
     """An empty table for blocks, of a random name, that only the current role can read."""
     blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
-    wide = source.encoder["format"] == "dense" and source.n_features > _WIDE
-    storage = sql.SQL("EXTERNAL" if wide else "PLAIN")
+    in_page = _block_bytes(source) == BLOCK_PAGE_BYTES
     session.execute(
-        sql.SQL("CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL)").format(blocks)
+        sql.SQL(
+            "CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL) "
+            "WITH (fillfactor = {})"
+        ).format(
+            blocks,
+            # One block a page, or a small block could go into the rest of an earlier page, out of order.
+            sql.Literal(10 if in_page else 100),
+        )
     )
-    session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE {}").format(blocks, storage))
+    session.execute(
+        sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE {}").format(
+            blocks, sql.SQL("PLAIN" if in_page else "EXTERNAL")
+        )
+    )
     return blocks
+
+
+def _block_bytes(source: Source) -> int:
+    """Largest block for the rows: a page, or out of line where a row takes half a page."""
+    sparse = source.encoder["format"] == "csr"
+    row_bytes = 8 + 8 * source.n_values if sparse else 4 + 4 * source.n_features
+    return BLOCK_PAGE_BYTES if row_bytes <= BLOCK_PAGE_BYTES // 2 else BLOCK_MAX_BYTES
 
 
 def _fill(
@@ -281,22 +337,14 @@ def _fill(
 ) -> PackedRows:
     """Sort encoded rows into a random order and pack them into numbered blocks, in physical order."""
     blocks = _create_blocks(session, source)
-    (capacity,) = session.fetch_one(
-        sql.SQL("SELECT dpml.block_capacity(%(format)s, %(n_features)s, %(n_values)s)"),
-        {
-            "format": source.encoder["format"],
-            "n_features": source.n_features,
-            "n_values": source.n_values,
-        },
-    )
     statement = sql.SQL(
         "INSERT INTO {blocks} (block_no, block) "
         "SELECT (pg_catalog.row_number() OVER () - 1)::integer, p.block "
-        "FROM (SELECT dpml.pack(e.row, {capacity}) OVER shuffled AS block "
+        "FROM (SELECT dpml.pack(e.row, 2147483647, {block_bytes}) OVER shuffled AS block "
         # OFFSET 0: encode first, so that narrow rows are sorted
         "FROM ({encoded} OFFSET 0) AS e WINDOW shuffled AS (ORDER BY {order})) AS p "
         "WHERE p.block IS NOT NULL"
-    ).format(blocks=blocks, capacity=sql.Literal(capacity), encoded=encoded, order=order)
+    ).format(blocks=blocks, block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
     return PackedRows(blocks, session.execute(statement, parameters))
 
 
@@ -313,7 +361,7 @@ def pack(session: Session, source: Source) -> PackedRows:
     parameters = {"encoder": json_parameter(source.encoder)}
     if source.unit is None:
         encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
-        return _fill(session, source, encoded + _from(source), _ANY_ORDER, parameters)
+        return _fill(session, source, encoded + from_clause(source), _ANY_ORDER, parameters)
     keyed = sql.SQL(
         "SELECT {record} AS record, {unit} AS unit, pg_catalog.random() AS key, pg_catalog.random() AS tie "
     ).format(record=record, unit=sql.Identifier("t", source.unit))
@@ -324,7 +372,7 @@ def pack(session: Session, source: Source) -> PackedRows:
         "pg_catalog.first_value(k.key) OVER own AS unit_key "
         "FROM ({keyed} OFFSET 0) AS k WINDOW own AS (PARTITION BY k.unit ORDER BY k.tie)) AS u "
         "WHERE u.unit IS NULL OR u.place <= {most}"
-    ).format(keyed=keyed + _from(source), most=sql.Literal(source.max_rows_per_unit))
+    ).format(keyed=keyed + from_clause(source), most=sql.Literal(source.max_rows_per_unit))
     return _fill(session, source, encoded, sql.SQL("e.key, e.unit, e.place"), parameters)
 
 

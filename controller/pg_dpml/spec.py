@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from pg_dpml.errors import SpecError
+from pg_dpml.moments import parse_moment, seconds_since_epoch
 from pg_dpml.privacy.relation import Relation
 
 if sys.version_info >= (3, 11):
@@ -18,7 +20,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Column", "DataSpec", "Label", "PrivacySpec", "TrainSpec"]
+__all__ = ["FILL_IN", "Column", "DataSpec", "Label", "PrivacySpec", "TrainSpec"]
+
+FILL_IN = "FILL IN"
+"""What a template has where only a person knows."""
 
 SCALES = ("center", "zero_based", "standard")
 NORMS = ("normalize", "clip")
@@ -36,9 +41,26 @@ def _number(value: object, name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SpecError(f"{name} must be a number, not {value!r}")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
         raise SpecError(f"{name} must be finite, not {value!r}")
-    return float(value)
+    return number
+
+
+def _between(value: object, name: str, least: float, most: float) -> None:
+    number = _number(value, name)
+    if number is None or not least <= number <= most:
+        raise SpecError(f"{name} must be in [{least:g}, {most:g}], not {value!r}")
+
+
+def _bound(value: object, name: str) -> float | date | None:
+    """A finite float, a date or datetime (also as ISO text), or None."""
+    if isinstance(value, date):
+        return value
+    return parse_moment(value, name) if isinstance(value, str) else _number(value, name)
 
 
 def _whole(value: object, name: str, most: int) -> None:
@@ -62,9 +84,9 @@ def _level(value: object, name: str) -> str:
     """A category level or class as the text the server compares."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | int | float | date):
         return str(value)
-    raise SpecError(f"{name} must be text, a number or a boolean, not {value!r}")
+    raise SpecError(f"{name} must be text, a number, a boolean or a date, not {value!r}")
 
 
 def _levels(value: object, name: str, at_least: int) -> tuple[str, ...] | None:
@@ -78,10 +100,15 @@ def _levels(value: object, name: str, at_least: int) -> tuple[str, ...] | None:
     return levels
 
 
-def _bounds(lower: float | None, upper: float | None, name: str) -> None:
-    if (lower is None) != (upper is None):
+def _bounds(lower: float | date | None, upper: float | date | None, name: str) -> None:
+    if lower is None and upper is None:
+        return
+    if lower is None or upper is None:
         raise SpecError(f"{name}: give both lower and upper, or neither")
-    if lower is not None and upper is not None and not lower < upper:
+    if isinstance(lower, date) != isinstance(upper, date):
+        raise SpecError(f"{name}: lower and upper must be two numbers or two dates, not {lower} and {upper}")
+    least, most = (seconds_since_epoch(v) if isinstance(v, date) else v for v in (lower, upper))
+    if not least < most:
         raise SpecError(f"{name}: lower must be below upper, not {lower} and {upper}")
 
 
@@ -97,6 +124,18 @@ def _table(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
+def _left_open(value: object, place: str) -> Iterator[str]:
+    """Where a template is not filled in."""
+    if value == FILL_IN:
+        yield place
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _left_open(item, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _left_open(item, place)
+
+
 @dataclass(frozen=True)
 class Column:
     """One feature column and the public constants that encode it.
@@ -105,15 +144,17 @@ class Column:
     ----------
     name : str
         Column of the table.
-    lower, upper : float or None
-        Public bounds of a numeric column or of an array's elements.
+    lower, upper : float, date or None
+        Public bounds of a numeric column or of an array's elements. For a date or
+        timestamp: dates or datetimes, without a time zone in UTC, or their ISO text.
     scale : str
         "center" (bounds to -1 and +1), "zero_based" (bounds to 0 and 1) or
         "standard" ((v - mean) / sd).
     log1p : bool
         Take ln(1 + v) of value and bounds first; needs lower >= 0.
     mean, sd : float or None
-        Public constants of scale "standard"; sd > 0.
+        Public constants of scale "standard"; sd > 0. For a date the mean is a date and
+        sd in days, for a timestamp in seconds.
     levels : tuple of str or None
         Public list of categories.
     centered : bool
@@ -132,11 +173,11 @@ class Column:
     """
 
     name: str
-    lower: float | None = None
-    upper: float | None = None
+    lower: float | date | None = None
+    upper: float | date | None = None
     scale: str = "center"
     log1p: bool = False
-    mean: float | None = None
+    mean: float | date | None = None
     sd: float | None = None
     levels: tuple[str, ...] | None = None
     centered: bool = True
@@ -150,8 +191,9 @@ class Column:
         _choice(self.scale, f"{where}: scale", SCALES)
         _flag(self.log1p, f"{where}: log1p")
         _flag(self.centered, f"{where}: centered")
-        for key in ("lower", "upper", "mean", "sd"):
-            object.__setattr__(self, key, _number(getattr(self, key), f"{where}: {key}"))
+        for key in ("lower", "upper", "mean"):
+            object.__setattr__(self, key, _bound(getattr(self, key), f"{where}: {key}"))
+        object.__setattr__(self, "sd", _number(self.sd, f"{where}: sd"))
         object.__setattr__(self, "levels", _levels(self.levels, f"{where}: levels", 1))
         _bounds(self.lower, self.upper, where)
         if self.levels is not None and self.lower is not None:
@@ -160,7 +202,7 @@ class Column:
             raise SpecError(f"{where}: scale standard needs public constants mean and sd > 0")
         if self.scale != "standard" and (self.mean is not None or self.sd is not None):
             raise SpecError(f"{where}: mean and sd belong to scale = 'standard'")
-        if self.log1p and self.lower is not None and self.lower < 0.0:
+        if self.log1p and self.lower is not None and (isinstance(self.lower, date) or self.lower < 0.0):
             raise SpecError(f"{where}: log1p needs lower >= 0, not {self.lower}")
         if self.log1p and self.lower is None:
             raise SpecError(f"{where}: log1p needs the public bounds lower and upper")
@@ -200,16 +242,16 @@ class Label:
         The value that is -1; None means every other value.
     classes : tuple of str or None
         The classes of a multiclass model, in the order of its scores.
-    lower, upper : float or None
-        Public bounds of a number to predict (regression).
+    lower, upper : float, date or None
+        Public bounds of a number, or of a date or timestamp, to predict (regression).
     """
 
     column: str
     positive: str | None = None
     negative: str | None = None
     classes: tuple[str, ...] | None = None
-    lower: float | None = None
-    upper: float | None = None
+    lower: float | date | None = None
+    upper: float | date | None = None
 
     def __post_init__(self) -> None:
         where = f"label {self.column}"
@@ -218,7 +260,7 @@ class Label:
             if value is not None:
                 object.__setattr__(self, key, _level(value, f"{where}: {key}"))
         for key in ("lower", "upper"):
-            object.__setattr__(self, key, _number(getattr(self, key), f"{where}: {key}"))
+            object.__setattr__(self, key, _bound(getattr(self, key), f"{where}: {key}"))
         object.__setattr__(self, "classes", _levels(self.classes, f"{where}: classes", 2))
         _bounds(self.lower, self.upper, where)
         ways = [self.positive is not None, self.classes is not None, self.lower is not None]
@@ -317,6 +359,9 @@ class DataSpec:
         if self.projection_seed != 0:
             _whole(self.projection_seed, "projection_seed", 2**53)
         _whole(self.max_rows_per_unit, "max_rows_per_unit", MAX_ROWS_PER_UNIT)
+        for key in ("where", "unit"):
+            if getattr(self, key) is not None and not isinstance(getattr(self, key), str):
+                raise SpecError(f"{key} must be text, not {getattr(self, key)!r}")
         if self.unit is None and self.max_rows_per_unit != 1:
             raise SpecError("max_rows_per_unit goes with unit = COLUMN")
         if self.unit is not None and (self.unit == self.label.column or self.unit in names):
@@ -365,6 +410,9 @@ class DataSpec:
             raise SpecError(f"{path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(f"{path} is not a TOML file: {error}") from error
+        missing = list(_left_open(document, ""))
+        if missing:
+            raise SpecError(f"{path}: fill in {', '.join(missing)}")
         return cls.from_mapping(document)
 
 
@@ -466,12 +514,14 @@ class TrainSpec:
             value = getattr(self, key)
             if value is not None:
                 _whole(value, key, most)
-        for key in ("step_size", "radius", "clip", "huber_h"):
-            self._positive(key)
-        for key, least, greatest in (("lambda_", 0.0, 1e6), ("exponent", 0.0, 1.0), ("tolerance", 0.0, 1.0)):
-            value = _number(getattr(self, key), key.rstrip("_"))
-            if value is not None and not least <= value <= greatest:
-                raise SpecError(f"{key.rstrip('_')} must be in [{least:g}, {greatest:g}], not {value!r}")
+        for key in ("step_size", "radius", "clip"):
+            if getattr(self, key) is not None:
+                self._positive(key)
+        self._positive("huber_h")
+        if self.lambda_ is not None:
+            _between(self.lambda_, "lambda", 0.0, 1e6)
+        _between(self.exponent, "exponent", 0.0, 1.0)
+        _between(self.tolerance, "tolerance", 0.0, 1.0)
         tail = _number(self.tail, "tail")
         if tail is None or not 0.0 < tail <= 1.0:
             raise SpecError(f"tail must be in (0, 1], not {self.tail!r}")
@@ -479,5 +529,5 @@ class TrainSpec:
 
     def _positive(self, key: str) -> None:
         value = _number(getattr(self, key), key)
-        if value is not None and value <= 0.0:
+        if value is None or value <= 0.0:
             raise SpecError(f"{key} must be in (0, inf), not {value!r}")

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from pg_dpml import registry
 from pg_dpml.database import Database, Session, json_parameter, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.maintenance import versions
 from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.rows import PackedRows, Source, count_units, pack, repack, resolve
@@ -159,8 +160,8 @@ def train(
         raise RunInterrupted(
             f"interrupted: the work tables are dropped, no model was stored; {spent}"
         ) from interrupt
-    except RunFailedError:
-        raise
+    except RunFailedError as error:
+        raise RunFailedError(f"{error}; {spent}") from None
     except DpmlError:
         if charge is None:
             raise
@@ -227,10 +228,7 @@ def _run(
         session.execute(sql.SQL("SET LOCAL {} = off").format(sql.Identifier(setting)))
     report("pack", 0, 1)
     if count_units(session, source) != decided.problem.n_rows:
-        raise RunFailedError(
-            "the number of rows changed between the charge and the run, and no row was read; "
-            + _spent(decided, charge)
-        )
+        raise RunFailedError("the number of rows changed between the charge and the run, and no row was read")
     packed = pack(session, source)
     report("pack", 1, 1)
     weights, passes = _passes(session, source, decided, packed, report)
@@ -249,11 +247,13 @@ def _run(
         privacy=_privacy_record(decided),
         training={
             "dataset": f"{source.table.schema}.{source.table.name}",
+            "where": source.where,
             "n_rows": decided.problem.n_rows,
             "passes": passes,
             "options": decided.sgd.options(decided.problem.n_rows),
             "fresh_order": decided.sgd.fresh_order,
             "features": list(source.feature_names),
+            "versions": versions(session),
         },
         charge=charge,
     )

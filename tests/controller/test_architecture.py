@@ -23,6 +23,7 @@ RULES = PACKAGE / "privacy" / "README.md"
 ORDER = [
     ("errors",),
     ("privacy.relation",),
+    ("moments",),
     ("spec",),
     ("_kernels",),
     ("kernels",),
@@ -30,13 +31,24 @@ ORDER = [
     ("privacy.mechanisms",),
     ("constraints",),
     ("database",),
+    ("inspection",),
     ("registry",),
+    ("maintenance",),
+    ("template",),
     ("rows",),
     ("methods.plan",),
     ("methods.baselines", "methods.bolt_on"),
     ("train",),
+    ("figures",),
+    ("noisy_error",),
     ("evaluate",),
+    ("measuring",),
+    ("checks",),
+    ("advice",),
     ("report",),
+    ("export",),
+    ("plots",),
+    ("report_html",),
     ("extension",),
     ("embedded_host",),
     ("embedded",),
@@ -44,10 +56,10 @@ ORDER = [
     ("demo",),
     (),  # the package itself
     ("cli.framework",),
-    ("cli.training",),
+    ("cli.models", "cli.tables", "cli.training"),
     ("cli",),
 ]
-FACADE = ("cli.framework", "cli.training")
+FACADE = ("cli.framework", "cli.models", "cli.tables", "cli.training")
 """Modules that use the package as its users do."""
 
 
@@ -112,9 +124,10 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
     [
         ("psycopg", {"database", "demo_data"}),
         ("cffi", {"extension"}),
-        ("typer", {"cli.framework", "cli.training"}),
+        ("matplotlib", {"plots"}),
+        ("typer", {"cli.framework", "cli.models", "cli.tables", "cli.training"}),
         ("rich", {"cli.framework"}),
-        ("sqlalchemy", {"database", "registry", "train", "evaluate"}),
+        ("sqlalchemy", {"database", "inspection", "registry", "train", "evaluate", "checks"}),
     ],
 )
 def test_a_library_has_one_door(library: str, users: set[str]) -> None:
@@ -198,7 +211,10 @@ COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined
 
 
 def test_the_commands_are_these() -> None:
-    assert set(COMMANDS) == {"plan", "train", "evaluate", "predict", "demo"}
+    assert set(COMMANDS) == {
+        *("inspect", "check", "plan", "train", "evaluate", "predict", "demo"),
+        *("models", "show", "report", "export", "drop", "doctor", "cleanup"),
+    }
 
 
 @pytest.mark.parametrize("name", COMMANDS)

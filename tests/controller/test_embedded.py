@@ -151,7 +151,7 @@ def test_distributions_carry_the_sources(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.o", "*.so", "__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    command = [sys.executable, "-c", build, "sdist", tmp_path]
+    command = [sys.executable, "-c", build, "sdist", str(tmp_path)]
     run = subprocess.run(command, cwd=copy, capture_output=True, check=True)
     (tmp_path / "sdist").mkdir()
     archive = tmp_path / run.stdout.split()[-1].decode()

@@ -308,6 +308,7 @@ def test_everything_is_documented_and_closed(connection: psycopg.Connection) -> 
     ).fetchall()
     assert [row[0] for row in public] == [
         "block_capacity",
+        "help",
         "label",
         "predict",
         "predict_proba",

@@ -7,7 +7,7 @@ import inspect
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import pg_dpml
-from pg_dpml.database import refuse_password
+from pg_dpml.database import Database, Session, refuse_password
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, DpmlError
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import AVERAGES, LOSSES, METHODS, SCHEDULES
@@ -52,20 +52,29 @@ class Output:
         if self.format not in ("text", "json"):
             raise pg_dpml.SpecError(f"--format must be text or json, not {self.format}")
 
+    def session(self) -> AbstractContextManager[Session]:
+        """One transaction on the server; the rows of models and ledger are all it should read."""
+        return Database(self.dsn, insecure=self.insecure).session()
+
     def print(self, text: str, record: dict[str, Any]) -> None:
         """Print the answer in the format asked for."""
         typer.echo(json.dumps(record, indent=2, ensure_ascii=False) if self.format == "json" else text)
 
 
-def _output_options(
-    dsn: Annotated[
-        str, typer.Option("--dsn", "-d", help="libpq connection string, no password. Default: PG* variables.")
-    ] = "",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow TCP without TLS elsewhere.")] = False,
-    format: OutputFormat = "text",
-) -> Output:
+Dsn = Annotated[
+    str, typer.Option("--dsn", "-d", help="libpq connection string, no password. Default: PG* variables.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow TCP without TLS elsewhere.")]
+
+
+def _output_options(dsn: Dsn = "", insecure: Insecure = False, format: OutputFormat = "text") -> Output:
     refuse_password(dsn)
     return Output(dsn, insecure, format)
+
+
+def _connection_options(dsn: Dsn = "", insecure: Insecure = False) -> Output:
+    """For commands with a format of their own."""
+    return _output_options(dsn, insecure)
 
 
 def _privacy_options(
@@ -112,6 +121,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 _GROUPS: dict[str, Callable[..., Any]] = {
     "output": _output_options,
+    "connection": _connection_options,
     "privacy": _privacy_options,
     "training": _training_options,
 }

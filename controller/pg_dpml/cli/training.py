@@ -68,9 +68,37 @@ def evaluate(
     table: Table,
     output: Output,
     public: Annotated[bool, typer.Option("--public", help="The rows of the table are public.")] = False,
+    owner: Annotated[
+        bool, typer.Option("--owner", help="They are private; exact figures, for their owner alone.")
+    ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="They are private; release one noisy error and charge this.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="With --epsilon, in [0, 1).")] = 0.0,
+    relation: Annotated[
+        pg_dpml.Relation, typer.Option(help="With --epsilon: which tables count as neighbours.")
+    ] = pg_dpml.Relation.REPLACE_ONE,
+    clip: Annotated[
+        float | None,
+        typer.Option(help="With --epsilon: bound on a row's squared error. Default: the largest."),
+    ] = None,
+    definition_is_public: Annotated[
+        bool, typer.Option("--definition-is-public", help="With --epsilon, for a view: its filter is public.")
+    ] = False,
 ) -> None:
-    """Measure a stored model on a table of public rows."""
-    found = pg_dpml.evaluate(output.dsn, model, table, public=public, insecure=output.insecure)
+    """Measure a stored model on a table, in exactly one way: --public, --owner or --epsilon."""
+    privacy = None if epsilon is None else pg_dpml.PrivacySpec(epsilon, delta, relation)
+    found = pg_dpml.evaluate(
+        output.dsn,
+        model,
+        table,
+        public=public,
+        owner=owner,
+        privacy=privacy,
+        clip=clip,
+        definition_is_public=definition_is_public,
+        insecure=output.insecure,
+    )
     output.print(report.evaluation_text(found), report.evaluation_record(found))
 
 

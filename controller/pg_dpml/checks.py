@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: PostgreSQL
+"""How well a data spec fits the rows, for their owner: the one place that counts bad rows.
+
+Nothing here is private, and training never calls it (privacy/README.md, "Bad
+rows never show").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from pg_dpml import measuring
+from pg_dpml.database import Database, Session, sql
+from pg_dpml.inspection import looks_like_person
+from pg_dpml.measuring import COLUMNS_PER_QUERY, Field, LevelCounts
+from pg_dpml.rows import Source, from_clause, resolve
+from pg_dpml.spec import DataSpec
+
+__all__ = ["Progress", "TableCheck", "UnitCheck", "ValueCheck", "ValueCount", "check_table"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with "check", the queries done and the queries in all."""
+
+_PEOPLE_CHECKED = 3
+
+
+@dataclass(frozen=True)
+class ValueCount:
+    """A value and the rows that have it."""
+
+    value: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class ValueCheck:
+    """What the values of a column are, measured by its spec; every number counts rows.
+
+    Attributes
+    ----------
+    name, type : str
+    nulls, nan, infinite : int
+    below, above : int
+        Finite and outside the bounds.
+    at_lower : int
+        At the lower bound or below.
+    lowest_tenth, highest_tenth : int
+        In the outer tenths of the bounds, after log1p.
+    far : int
+        More than ten sd from the mean, with scale "standard".
+    wrong_length : int
+        Arrays of another length.
+    null_elements, outside_elements : int
+        Arrays of the right length with such elements.
+    constant : bool
+        No two values differ to the encoder.
+    levels : tuple of ValueCount or None
+        Declared levels or classes, in their order.
+    unknown : int
+        Values that are not declared.
+    unknown_values : tuple of ValueCount
+        The most frequent of them.
+    """
+
+    name: str
+    type: str
+    nulls: int = 0
+    nan: int = 0
+    infinite: int = 0
+    below: int = 0
+    above: int = 0
+    at_lower: int = 0
+    lowest_tenth: int = 0
+    highest_tenth: int = 0
+    far: int = 0
+    wrong_length: int = 0
+    null_elements: int = 0
+    outside_elements: int = 0
+    constant: bool = False
+    levels: tuple[ValueCount, ...] | None = None
+    unknown: int = 0
+    unknown_values: tuple[ValueCount, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnitCheck:
+    """Rows of a person, by a column that says whose they are.
+
+    Attributes
+    ----------
+    column : str
+    declared : bool
+        Whether it is the spec's unit, or only looks like one.
+    units, most_rows : int
+        Values, and the rows of the most frequent one.
+    several : int
+        Values with more than one row.
+    unused_rows : int
+        Rows beyond `max_rows_per_unit`, which count as zero rows.
+    """
+
+    column: str
+    declared: bool
+    units: int
+    most_rows: int
+    several: int
+    unused_rows: int
+
+
+@dataclass(frozen=True)
+class TableCheck:
+    """A table measured by a spec. Not private.
+
+    Attributes
+    ----------
+    data : DataSpec
+    table : str
+    n_rows : int
+    columns : tuple of ValueCheck
+        In the spec's order.
+    label : ValueCheck
+    units : tuple of UnitCheck
+    """
+
+    data: DataSpec
+    table: str
+    n_rows: int
+    columns: tuple[ValueCheck, ...]
+    label: ValueCheck
+    units: tuple[UnitCheck, ...]
+
+
+def check_table(
+    source: str | sa.Engine,
+    data: DataSpec,
+    *,
+    progress: Progress | None = None,
+    insecure: bool = False,
+) -> TableCheck:
+    """Measure a table by a spec, for the owner of the rows. The result is not private.
+
+    Parameters
+    ----------
+    source : str or sqlalchemy.Engine
+        libpq connection string, or an engine over psycopg 3.
+    data : DataSpec
+    progress : callable or None
+        See `Progress`.
+    insecure : bool
+        Allow TCP without TLS to another machine.
+
+    Returns
+    -------
+    TableCheck
+
+    Raises
+    ------
+    SpecError, GuaranteeError
+        As for training, if the spec does not fit the table's columns.
+    UnavailableError
+        If the server cannot be reached.
+    """
+    report = progress or (lambda phase, done, total: None)
+    with Database(source, insecure=insecure).session("REPEATABLE READ") as session:
+        resolved = resolve(session, data)
+        (n_rows,) = session.fetch_one(sql.SQL("SELECT pg_catalog.count(*) ") + from_clause(resolved))
+        *columns, label = _fields(resolved)
+        groups = list(_groups([*columns, label]))
+        people = _people(resolved, data)
+        found: dict[str, dict[str, Any]] = {}
+        for done, group in enumerate(groups):
+            report("check", done, len(groups) + len(people))
+            found |= _measure(session, resolved, group, n_rows)
+        units = []
+        for done, column in enumerate(people, len(groups)):
+            report("check", done, len(groups) + len(people))
+            counts = measuring.count_units(session, resolved, column, data.max_rows_per_unit)
+            units.append(UnitCheck(column, column == data.unit, *counts))
+        report("check", 1, 1)
+    checks = [ValueCheck(f.name, f.type.name, **found[f.name]) for f in (*columns, label)]
+    table = f"{resolved.table.schema}.{resolved.table.name}"
+    return TableCheck(data, table, int(n_rows), tuple(checks[:-1]), checks[-1], tuple(units))
+
+
+def _fields(source: Source) -> list[Field]:
+    """The encoder's columns, and the label as if it were one."""
+    label = source.encoder["label"]
+    entry = {"name": label["name"]}
+    if label["kind"] == "number":
+        entry |= {"kind": "numeric", "lower": label["lower"], "upper": label["upper"]}
+    else:
+        levels = label.get("classes") or [label["positive"], label["negative"]]
+        entry |= {"kind": "category", "levels": [level for level in levels if level is not None]}
+    return [Field(source.table.columns[e["name"]], e) for e in (*source.encoder["columns"], entry)]
+
+
+def _groups(fields: Sequence[Field]) -> Iterator[list[Field]]:
+    """Columns that are measured together: of one sort, and not too many."""
+    for categories in (False, True):
+        some = [field for field in fields if (field.entry["kind"] == "category") == categories]
+        for first in range(0, len(some), COLUMNS_PER_QUERY):
+            yield some[first : first + COLUMNS_PER_QUERY]
+
+
+def _measure(
+    session: Session, source: Source, fields: Sequence[Field], n_rows: int
+) -> dict[str, dict[str, Any]]:
+    """Arguments of the fields' `ValueCheck`, by name."""
+    if fields[0].entry["kind"] == "category":
+        counts = measuring.count_levels(session, source, fields)
+        return {f.name: _level_arguments(f, counts[f.name], n_rows) for f in fields}
+    numbers = measuring.count_numbers(session, source, fields)
+    return {name: dict(some, constant=bool(some.get("constant"))) for name, some in numbers.items()}
+
+
+def _level_arguments(field: Field, counts: LevelCounts, n_rows: int) -> dict[str, Any]:
+    levels = tuple(ValueCount(*pair) for pair in zip(field.entry["levels"], counts.levels, strict=True))
+    largest = max([*counts.levels, counts.unknown])
+    return {
+        "nulls": counts.nulls,
+        "levels": levels,
+        "unknown": counts.unknown,
+        "unknown_values": tuple(ValueCount(value, rows) for value, rows in counts.unknown_values),
+        "constant": largest == n_rows - counts.nulls,
+    }
+
+
+def _people(source: Source, data: DataSpec) -> list[str]:
+    """Columns whose values may have several rows: the spec's unit, or what looks like one."""
+    if data.unit is not None:
+        return [data.unit]
+    names = [name for name, type_ in source.table.columns.items() if looks_like_person(name, type_.kind)]
+    return names[:_PEOPLE_CHECKED]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Commands about stored models and the database they are in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import pg_dpml
+from pg_dpml import export as exporting
+from pg_dpml import maintenance, registry
+from pg_dpml import report as reports
+from pg_dpml.cli.framework import ModelName, Output, command
+from pg_dpml.database import ColumnType, Database, Session, sql
+from pg_dpml.report_html import model_html
+
+
+@command
+def models(output: Output) -> None:
+    """List the stored models and what each spent."""
+    with output.session() as session:
+        found = registry.list_models(session)
+    output.print(reports.models_text(found), reports.models_record(found))
+
+
+@command
+def show(model: ModelName, output: Output) -> None:
+    """Show a stored model: guarantee, origin, coefficients."""
+    with output.session() as session:
+        found = registry.load_model(session, model)
+    output.print(reports.model_text(found), reports.model_record(found))
+
+
+@command
+def drop(
+    model: ModelName,
+    output: Output,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a stored model. What it spent stays in the ledger."""
+    with output.session() as session:
+        found = registry.load_model(session, model)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise pg_dpml.SpecError("drop asks on a terminal only: say --yes to delete without asking")
+            typer.confirm(f"Delete model {model}?", abort=True, err=True)
+        registry.drop_model(session, model)
+    text = f"Model {model} is deleted."
+    if found.charge is not None:
+        text += f" Entry {found.charge} of dpml.ledger, which is what it spent, stays."
+    output.print(text, {"deleted": model, "charge": found.charge})
+
+
+@command
+def export(
+    model: ModelName,
+    connection: Output,
+    format: Annotated[
+        str, typer.Option(metavar="json|sql", help="Everything about it, or an expression over raw columns.")
+    ] = "json",
+    what: Annotated[
+        str, typer.Option(metavar=" | ".join(exporting.EXPRESSIONS), help="What the expression gives.")
+    ] = "value",
+    table: Annotated[
+        str | None,
+        typer.Option(help="Whose column types the expression is for. Default: the training table."),
+    ] = None,
+) -> None:
+    """Print a stored model for use elsewhere, as JSON or as one SQL expression."""
+    if format not in ("json", "sql"):
+        raise pg_dpml.SpecError(f"--format must be json or sql, not {format}")
+    with connection.session() as session:
+        found = registry.load_model(session, model)
+        types = _column_types(session, found, table) if format == "sql" else {}
+    if format == "json":
+        typer.echo(json.dumps(reports.model_record(found), indent=2, ensure_ascii=False))
+        return
+    expression = exporting.sql_expression(found, types, what)
+    heading = [f"{what} of model {model} for a row t: SELECT (the expression below) FROM TABLE AS t"]
+    if not found.private:
+        heading.append(reports.NOT_PRIVATE)
+    comments = "".join(f"-- {' '.join(line.split())}\n" for line in heading)
+    typer.echo(comments + expression)
+
+
+def _column_types(session: Session, model: registry.Model, table: str | None) -> dict[str, ColumnType]:
+    """Types of a table's columns; none if the training table is gone and no other is named."""
+    if table is not None:
+        return dict(session.relation(table).columns)
+    schema, _, name = str(model.training.get("dataset")).partition(".")
+    try:
+        return dict(session.relation(sql.Identifier(schema, name).as_string(session.driver)).columns)
+    except pg_dpml.SpecError:
+        typer.echo(
+            "dpml: the training table is gone: name one like it with --table, or all categories are compared "
+            "as text",
+            err=True,
+        )
+        return {}
+
+
+@command
+def report(
+    model: ModelName,
+    file: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")],
+    connection: Output,
+    table: Annotated[str | None, typer.Option(help="Public rows to measure the model on.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="The rows of that table are public.")] = False,
+) -> None:
+    """Write a stored model's report: one HTML file with guarantee, coefficients and accuracy."""
+    if public and table is None:
+        raise pg_dpml.SpecError("--public goes with --table")
+    if table is not None and not public:
+        raise pg_dpml.GuaranteeError(
+            "a report is made to be shown, so its figures come from public rows: say --public if the rows of "
+            f"{table} are public, or leave --table out"
+        )
+    evaluation = None
+    if table is not None:
+        evaluation = pg_dpml.evaluate(connection.dsn, model, table, public=True, insecure=connection.insecure)
+    with connection.session() as session:
+        found = registry.load_model(session, model)
+        charges = registry.charges_of(session, str(found.training.get("dataset")))
+        versions = maintenance.versions(session)
+    html = model_html(found, charges=charges, evaluation=evaluation, versions=versions)
+    try:
+        file.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise pg_dpml.SpecError(f"{file}: {error.strerror}") from None
+    typer.echo(f"Report of model {model} in {file}")
+
+
+@command
+def doctor(output: Output) -> None:
+    """Examine server, extension, rights and connection; exit code 1 if something is wrong."""
+    # Nothing secret crosses the network here, so that a missing TLS can be reported.
+    with Database(output.dsn, insecure=True).session() as session:
+        checks = maintenance.examine(session)
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok   ' if check.ok else 'WRONG'} {check.name:<{width}}  {check.found}")
+        for word, text in (("fix", "" if check.ok else check.fix), ("note", check.note)):
+            if text:
+                lines.append(f"      {'':<{width}}  {word}: {text}")
+    wrong = any(not check.ok for check in checks)
+    output.print("\n".join(lines), {"ok": not wrong, "checks": [asdict(check) for check in checks]})
+    if wrong:
+        raise typer.Exit(1)
+
+
+@command
+def cleanup(
+    output: Output,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
+) -> None:
+    """Drop work tables that no live run uses."""
+    with output.session() as session:
+        tables = maintenance.work_tables(session)
+        orphans = [table for table in tables if not table.in_use]
+        dropped = [] if dry_run else list(maintenance.drop_work_tables(session, orphans))
+    lines = []
+    for table in tables:
+        state = "dropped" if table in dropped else "would be dropped"
+        if table.in_use:
+            state = "kept, a live transaction uses it"
+        elif not table.ours:
+            state = f"kept, it belongs to {table.owner}: run dpml cleanup as that role or as a superuser"
+        lines.append(f"dpml_work.{table.name}, {table.bytes / 2**20:.1f} MB: {state}")
+    record = {"dry_run": dry_run, "dropped": [t.name for t in dropped], "tables": [asdict(t) for t in tables]}
+    output.print("\n".join(lines) or "No work tables are left.", record)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: PostgreSQL
+"""One error of a model on private rows, released with noise and charged.
+
+privacy/README.md, "Scores and errors", states what is released and why its noise suffices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import Any
+
+from pg_dpml import registry
+from pg_dpml.database import Database, Session, SourceTable, sql
+from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.figures import require_columns
+from pg_dpml.kernels import Noise
+from pg_dpml.methods.plan import Guarantee
+from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.rows import record_of
+from pg_dpml.spec import PrivacySpec
+
+__all__ = ["NoisyError", "release_error"]
+
+CONFIDENCE = 0.95
+"""Of the error bar."""
+
+SQUARED_ERROR_UNITS = 2**20
+"""A squared error at its clip, as a whole number."""
+
+
+@dataclass(frozen=True)
+class NoisyError:
+    """A share of wrong predictions, or a mean squared error, with noise.
+
+    Attributes
+    ----------
+    value : float
+        In [0, 1], or in squared units of the label with each row's error clipped at `clip`.
+    half_width : float
+        With probability `confidence` the noise is no larger.
+    confidence : float
+    clip : float or None
+        Public bound on one row's squared error; None for classification.
+    guarantee : Guarantee
+        Of this one release.
+    charge : int
+        Its row of dpml.ledger.
+    n_rows : int
+        Rows used, with or without a declared label; public.
+    """
+
+    value: float
+    half_width: float
+    confidence: float
+    clip: float | None
+    guarantee: Guarantee
+    charge: int
+    n_rows: int
+
+
+@dataclass(frozen=True)
+class _Release:
+    """One noisy error, decided before a row is read."""
+
+    model: registry.Model
+    table: SourceTable
+    n_rows: int
+    clip: float | None
+    guarantee: Guarantee
+    noise: ReleaseNoise
+
+    @property
+    def units(self) -> int:
+        """What a wholly wrong row adds to the sum."""
+        return 1 if self.clip is None else SQUARED_ERROR_UNITS
+
+
+def release_error(
+    database: Database,
+    name: str,
+    table: str,
+    privacy: PrivacySpec,
+    *,
+    clip: float | None,
+    definition_is_public: bool,
+) -> tuple[registry.Model, SourceTable, NoisyError]:
+    """Release a model's error on private rows; see `evaluate`.
+
+    Returns
+    -------
+    model : Model
+    table : SourceTable
+    error : NoisyError
+
+    Notes
+    -----
+    The charge is committed before a row is read.
+    Source: privacy/README.md, "Order of a run".
+    """
+    with database.session() as session:
+        model = registry.load_model(session, name)
+        relation = session.relation(table)
+        release = _plan(session, model, relation, privacy, clip, definition_is_public)
+        charge = _charge(session, release)
+    spent = f"epsilon = {privacy.epsilon:g} stays charged (entry {charge} of dpml.ledger)"
+    try:
+        with database.session("REPEATABLE READ") as session:
+            if _count(session, relation, release.guarantee) != release.n_rows:
+                raise RunFailedError(
+                    "the number of rows changed between the charge and the evaluation, and no row was read; "
+                    + spent
+                )
+            ((total,),) = session.fetch(_sum(release), {"model": name})
+    except KeyboardInterrupt as interrupt:
+        raise RunInterrupted(f"interrupted: nothing was released; {spent}") from interrupt
+    except RunFailedError:
+        raise
+    except DpmlError:
+        # The server's text may quote a row, so neither it nor its type is passed on.
+        raise RunFailedError(
+            f"the evaluation failed on the server and nothing was released; {spent}"
+        ) from None
+    noisy = mechanisms.release_sum(total, release.noise, Noise())
+    return release.model, release.table, _error(release, noisy, charge)
+
+
+def _error(release: _Release, noisy: int, charge: int) -> NoisyError:
+    """The released sum as an error with its bar."""
+    most = release.n_rows * release.units
+    worst = release.clip or 1.0
+    half_width = mechanisms.noise_range(release.noise, CONFIDENCE) / most * worst
+    value = min(max(noisy, 0), most) / most * worst
+    return NoisyError(value, half_width, CONFIDENCE, release.clip, release.guarantee, charge, release.n_rows)
+
+
+def _plan(
+    session: Session,
+    model: registry.Model,
+    table: SourceTable,
+    privacy: PrivacySpec,
+    clip: float | None,
+    definition_is_public: bool,
+) -> _Release:
+    """Check everything that can be checked without a row, and calibrate."""
+    unit, most = model.privacy.get("unit"), int(model.privacy.get("max_rows_per_unit", 1))
+    require_columns(model, table, [model.encoder["label"]["name"]] + ([unit] if unit else []))
+    _require_public_rows(model, table, definition_is_public)
+    delta = privacy.delta or 0.0
+    guarantee = Guarantee(privacy.epsilon, delta or mechanisms.sampler_delta(1), privacy.relation, unit, most)
+    n_rows = _count(session, table, guarantee)
+    if n_rows == 0:
+        raise SpecError(f"table {table.name} has no rows")
+    clip = _clip(model, clip)
+    units = most * (1 if clip is None else SQUARED_ERROR_UNITS)
+    noise = mechanisms.calibrate_sum(units, privacy.epsilon, delta)
+    release = _Release(model, table, n_rows, clip, guarantee, noise)
+    # Types and privileges are refused here, by a row of NULLs and by a query that reads no row.
+    session.fetch(
+        sql.SQL(
+            "SELECT dpml.predict(%(model)s, {record}), dpml.label(%(model)s, {record}) "
+            "FROM (SELECT (NULL::{table}).*) AS t"
+        ).format(record=record_of(model.encoder, with_label=True), table=table.identifier),
+        {"model": model.name},
+    )
+    session.fetch(_sum(release) + sql.SQL(" LIMIT 0"), {"model": model.name})
+    return release
+
+
+def _require_public_rows(model: registry.Model, table: SourceTable, definition_is_public: bool) -> None:
+    """Refuse what may choose rows, or fail, by a private value."""
+    if table.row_security:
+        raise GuaranteeError(f"{table.name} has row-level security, so its rows depend on who asks")
+    used = [model.encoder["label"]["name"], *(column["name"] for column in model.encoder["columns"])]
+    computed = [name for name in used if table.columns[name].virtual]
+    if (table.kind in "vmf" or computed) and not definition_is_public:
+        what = f"column {computed[0]}, which is computed when it is read," if computed else table.name
+        raise GuaranteeError(
+            f"what {what} shows could itself be private: if the owner agrees that its definition is public, "
+            "and that it fails on no row, say so with --definition-is-public"
+        )
+
+
+def _clip(model: registry.Model, clip: float | None) -> float | None:
+    """The bound on a row's squared error: of label and prediction inside the label's bounds."""
+    if model.task != "regression":
+        if clip is not None:
+            raise SpecError(f"clip bounds the squared errors of a regression; model {model.name} is none")
+        return None
+    label = model.encoder["label"]
+    largest = (float(label["upper"]) - float(label["lower"])) ** 2
+    if clip is not None and not 0.0 < clip < math.inf:
+        raise SpecError(f"clip must be in (0, inf), not {clip!r}")
+    return largest if clip is None else min(clip, largest)
+
+
+def _charge(session: Session, release: _Release) -> int:
+    guarantee = release.guarantee
+    mechanism: dict[str, Any] = {
+        "release": "errors" if release.clip is None else "clipped squared errors",
+        "clip": release.clip,
+        "unit": guarantee.unit,
+        "max_rows_per_unit": guarantee.max_rows_per_unit,
+    }
+    return registry.charge(
+        session,
+        dataset=f"{release.table.schema}.{release.table.name}",
+        model=release.model.name,
+        method="evaluate",
+        epsilon=Decimal(repr(guarantee.epsilon)),
+        delta=Decimal(repr(guarantee.delta)),
+        relation=guarantee.relation.value,
+        n_rows=release.n_rows,
+        mechanism=mechanism | asdict(release.noise),
+    )
+
+
+def _used_rows(table: SourceTable, guarantee: Guarantee, shown: sql.Composable) -> sql.Composed:
+    """FROM clause with what is `shown` of each row t; of a unit, of so many rows chosen at random."""
+    if guarantee.unit is None:
+        return sql.SQL("FROM (SELECT {} FROM {} AS t OFFSET 0) AS u").format(shown, table.identifier)
+    return sql.SQL(
+        "FROM (SELECT {shown}, {unit} IS NULL OR pg_catalog.row_number() OVER "
+        "(PARTITION BY {unit} ORDER BY pg_catalog.random()) <= {most} AS used "
+        "FROM {table} AS t OFFSET 0) AS u WHERE u.used"
+    ).format(
+        shown=shown,
+        unit=sql.Identifier("t", guarantee.unit),
+        most=sql.Literal(guarantee.max_rows_per_unit),
+        table=table.identifier,
+    )
+
+
+def _count(session: Session, table: SourceTable, guarantee: Guarantee) -> int:
+    """Rows used, which are public in number."""
+    rows = _used_rows(table, guarantee, sql.SQL("1 AS one"))
+    return session.count(
+        sql.SQL("SELECT pg_catalog.count(*) ") + rows,
+        f"counting the rows of {table.name} failed, and PostgreSQL's message is not shown because it may "
+        "quote a row: write the view so that it can fail on no row",
+    )
+
+
+def _sum(release: _Release) -> sql.Composed:
+    """Query of the exact sum of errors; whatever a row holds, it raises nothing.
+
+    Source: privacy/README.md, "Scores and errors".
+    """
+    record = record_of(release.model.encoder, with_label=True)
+    rows = _used_rows(release.table, release.guarantee, sql.SQL("{} AS record").format(record))
+    if release.clip is None:
+        return (
+            sql.SQL(
+                "SELECT pg_catalog.count(*) FILTER (WHERE dpml.predict(%(model)s, u.record) "
+                "IS DISTINCT FROM dpml.label(%(model)s, u.record)) "
+            )
+            + rows
+        )
+    # The root of the clip bounds the difference before it is squared, which then cannot overflow.
+    error = sql.SQL(
+        "{units} * (least(pg_catalog.abs(dpml.label(%(model)s, u.record)::pg_catalog.float8 "
+        "- dpml.predict_value(%(model)s, u.record)), {root}) / {root}) ^ 2"
+    ).format(units=sql.Literal(float(release.units)), root=sql.Literal(math.sqrt(release.clip)))
+    return (
+        sql.SQL(
+            "SELECT coalesce(pg_catalog.sum(coalesce(pg_catalog.round({})::pg_catalog.int8, {})), 0)"
+            "::pg_catalog.int8 "
+        ).format(error, sql.Literal(release.units))
+        + rows
+    )

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The pictures of a report, as PNG bytes. Matplotlib is imported when the first one is drawn."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pg_dpml.figures import CalibrationBin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["calibration_plot", "coefficient_plot", "confusion_plot", "roc_plot"]
+
+BAR, NOISE, GUIDE = "#3465a4", "#f4c7a1", "#888888"
+DPI = 150
+LONGEST_NAME = 40
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    # No pyplot: it would keep figures, and look for a screen.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs that the font lacks
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _label(name: str) -> str:
+    """A name without control characters, cut to a length that fits."""
+    clean = "".join(c if c.isprintable() else " " for c in name)
+    return clean if len(clean) <= LONGEST_NAME else clean[: LONGEST_NAME - 1] + "…"
+
+
+def coefficient_plot(names: Sequence[str], sizes: Sequence[float], noise: float | None, unit: str) -> bytes:
+    """Bars of coefficients by feature, and the band of one standard deviation of the noise.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the features, the largest first.
+    sizes : sequence of float
+    noise : float or None
+        Standard deviation of the noise in one bar; None for a model without noise.
+    unit : str
+        What a bar is.
+    """
+    figure, axes = _canvas(7.5, 1.1 + 0.24 * len(names))
+    places = np.arange(len(names))
+    axes.barh(places, sizes, color=BAR, height=0.7, zorder=2)
+    if noise is not None:
+        least = -noise if min(sizes, default=0.0) < 0.0 else 0.0
+        axes.axvspan(least, noise, color=NOISE, zorder=1, label="one standard deviation of the noise")
+        figure.legend(loc="outside upper right", frameon=False)
+    axes.axvline(0.0, color=GUIDE, linewidth=0.8, zorder=3)
+    axes.set_yticks(places, [_label(name) for name in names], parse_math=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(unit)
+    return _png(figure)
+
+
+def confusion_plot(classes: Sequence[str], cells: Sequence[tuple[str, str, int]]) -> bytes:
+    """Rows by actual and predicted class; the shade is the share of the actual class."""
+    at = {name: i for i, name in enumerate(classes)}
+    counts = np.zeros((len(classes), len(classes)))
+    for actual, predicted, n in cells:
+        counts[at[actual], at[predicted]] = n
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    side = 2.2 + 0.65 * len(classes)
+    figure, axes = _canvas(side + 0.8, side)
+    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    for i, j in np.ndindex(counts.shape):
+        colour = "white" if shares[i, j] > 0.6 else "black"
+        axes.text(j, i, f"{counts[i, j]:,.0f}", ha="center", va="center", color=colour, fontsize=8)
+    labels = [_label(name) for name in classes]
+    axes.set_xticks(range(len(classes)), labels, rotation=45, ha="right", parse_math=False)
+    axes.set_yticks(range(len(classes)), labels, parse_math=False)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("actual")
+    return _png(figure)
+
+
+def calibration_plot(bins: Sequence[CalibrationBin]) -> bytes:
+    """Observed share against predicted probability; the larger a dot, the more rows."""
+    figure, axes = _canvas(4.2, 4.0)
+    axes.plot([0, 1], [0, 1], color=GUIDE, linewidth=0.8, linestyle="--")
+    predicted, observed = [b.predicted for b in bins], [b.observed for b in bins]
+    most = max(b.n_rows for b in bins)
+    axes.plot(predicted, observed, color=BAR, linewidth=1.0)
+    axes.scatter(predicted, observed, s=[12 + 100 * b.n_rows / most for b in bins], color=BAR)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("predicted probability")
+    axes.set_ylabel("observed share")
+    return _png(figure)
+
+
+def roc_plot(points: Sequence[tuple[float, float]]) -> bytes:
+    """True against false positive rate."""
+    figure, axes = _canvas(4.2, 4.0)
+    axes.plot([0, 1], [0, 1], color=GUIDE, linewidth=0.8, linestyle="--")
+    axes.plot([x for x, _ in points], [y for _, y in points], color=BAR)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.01)
+    axes.set_xlabel("false positive rate")
+    axes.set_ylabel("true positive rate")
+    return _png(figure)

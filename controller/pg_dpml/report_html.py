@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: PostgreSQL
+"""A model's report as one HTML file: nothing is loaded from elsewhere, and every name is escaped."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from pg_dpml import plots
+from pg_dpml.evaluate import Evaluation
+from pg_dpml.methods.plan import Guarantee
+from pg_dpml.privacy.relation import Relation
+from pg_dpml.registry import Charge, Model
+from pg_dpml.report import NOT_PRIVATE, coefficients, guarantee_of, noise_stddev, unit_text
+
+__all__ = ["model_html", "posterior"]
+
+SHOWN = 40
+"""Coefficients in the picture and the table."""
+
+PRIORS = (0.01, 0.1, 0.5)
+MOST_CLASSES = 12
+"""A larger confusion matrix is not drawn."""
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 52rem; margin: 2rem auto;
+  padding: 0 1rem }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
+table { border-collapse: collapse; margin: .8rem 0 }
+th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
+  border-bottom: 1px solid #ddd; overflow-wrap: anywhere }
+td.n, th.n { text-align: right }
+.card { border: 1px solid #9db8d9; background: #f3f7fc; border-radius: 6px; padding: .3rem 1.2rem }
+.stamp { color: #fff; background: #c00000; font-weight: bold; border-radius: 6px; padding: .8rem 1.2rem }
+img { max-width: 100%; height: auto } figure { margin: 1rem 0 } .note { color: #555; font-size: .9rem }
+"""
+
+
+def posterior(prior: float, epsilon: float) -> float:
+    """Largest belief that an attacker of some prior can reach, where delta does not strike.
+
+    Parameters
+    ----------
+    prior : float
+        In (0, 1).
+    epsilon : float
+        In (0, inf): the odds grow by at most e^epsilon.
+    """
+    return prior / (prior + (1.0 - prior) * math.exp(-epsilon))
+
+
+def model_html(
+    model: Model,
+    *,
+    charges: Sequence[Charge] | None,
+    evaluation: Evaluation | None,
+    versions: Mapping[str, str],
+) -> str:
+    """The report of a stored model.
+
+    Parameters
+    ----------
+    model : Model
+    charges : sequence of Charge or None
+        What was spent on the training table; None if the ledger may not be read.
+    evaluation : Evaluation or None
+        On public rows.
+    versions : mapping of str to str
+        Of what made the report, by name.
+    """
+    title = f"Model {model.name}"
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        _stamp(model),
+        _guarantee_card(model),
+        _coefficients(model),
+        _accuracy(model, evaluation),
+        _spending(model, charges),
+        _provenance(model, versions),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(section for section in sections if section)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _stamp(model: Model) -> str:
+    if model.private:
+        return ""
+    return (
+        f'<p class="stamp">{escape(NOT_PRIVATE)} It was made without noise, and may reveal rows of its '
+        "training table.</p>"
+    )
+
+
+def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numeric: Sequence[int] = ()) -> str:
+    """A table of escaped cells; columns in `numeric` are set to the right."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "".join(
+            f"<{tag}{' class=n' if i in numeric else ''}>{escape(cell)}</{tag}>"
+            for i, cell in enumerate(cells)
+        )
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f"<table>{'<tr>' + line(head, 'th') + '</tr>' if head else ''}{body}</table>"
+
+
+def _picture(png: bytes, caption: str) -> str:
+    data = base64.b64encode(png).decode("ascii")
+    width = int.from_bytes(png[16:20], "big") * 96 // plots.DPI
+    return (
+        f'<figure><img alt="{escape(caption)}" width="{width}" src="data:image/png;base64,{data}">'
+        f'<figcaption class="note">{escape(caption)}</figcaption></figure>'
+    )
+
+
+def _share(value: float) -> str:
+    """A probability as a percentage that never reads as certainty."""
+    return "more than 99.99 %" if value > 0.9999 else f"{100.0 * value:.3g} %"
+
+
+def _suspicion(guarantee: Guarantee) -> str:
+    """The claim that an attacker weighs, under the relation of the guarantee."""
+    about = "one row" if guarantee.unit is None else f"all rows with one value of {guarantee.unit}"
+    if guarantee.relation is Relation.REPLACE_ONE:
+        return f"guesses the values of {about}"
+    return f"guesses that {about} took part, rather than being blanked out"
+
+
+def _guarantee_card(model: Model) -> str:
+    guarantee = guarantee_of(model)
+    if guarantee is None:
+        return ""
+    odds = math.exp(min(guarantee.epsilon, 700.0))
+    rows = [
+        (
+            _share(prior),
+            _share(posterior(prior, guarantee.epsilon)),
+            _share(posterior(prior, -guarantee.epsilon)),
+        )
+        for prior in PRIORS
+    ]
+    head = ("Belief before", "At most, after", "At least, after")
+    return f"""<h2>What an attacker learns at most</h2>
+<div class="card">
+<p>Suppose that an attacker knows all the rest of the training table and {escape(_suspicion(guarantee))}.
+Seeing this model multiplies the odds of the guess, against any other, by at most
+e<sup>{guarantee.epsilon:g}</sup> = {odds:.3g}, and divides them by no more. A belief of 50 % becomes at most
+<b>{_share(posterior(0.5, guarantee.epsilon))}</b>.</p>
+{_table(rows, head)}
+<p>This fails with probability at most delta = {guarantee.delta:.3g}, or {_chance(guarantee.delta)}.
+Whatever is computed from the model reveals no more.</p>
+{_table(_terms(guarantee))}
+</div>"""
+
+
+def _chance(delta: float) -> str:
+    return "never" if delta <= 0.0 else f"one in {1.0 / delta:,.3g}"
+
+
+def _terms(guarantee: Guarantee) -> list[tuple[str, str]]:
+    unit = "one row of the table; one person must have one row"
+    if guarantee.unit is not None:
+        unit = (
+            f"all rows with the same {guarantee.unit}, of which at most {guarantee.max_rows_per_unit} are "
+            "used; which rows these are is public"
+        )
+    return [
+        ("Guarantee", f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy"),
+        ("Protected unit", unit),
+        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning}.{unit_text(guarantee)}"),
+        (
+            "Public",
+            "names of table and columns, bounds, category levels, classes, the number of rows, the training "
+            "settings, and everything on this page",
+        ),
+        (
+            "Assumed",
+            "bounds and levels come from the meaning of the columns and not from the rows; nobody else reads "
+            "the server's memory or the run's private tables; running times are not observed",
+        ),
+        ("Not covered", "other releases from the same rows add to this one (see below)"),
+    ]
+
+
+def _coefficients(model: Model) -> str:
+    found = coefficients(model)
+    shown = found[:SHOWN]
+    noise = noise_stddev(model)
+    single = len(model.matrix) == 1
+    names = [name for name, _ in shown]
+    if single:
+        sizes = [weights[0] for _, weights in shown]
+        unit, band = "coefficient", noise
+    else:
+        sizes = [math.hypot(*weights) for _, weights in shown]
+        unit = "norm of a feature's coefficients over the classes"
+        band = None if noise is None else noise * math.sqrt(len(model.matrix))
+    what = "All" if len(shown) == len(found) else f"The {len(shown)} largest of {len(found)}"
+    picture = _picture(plots.coefficient_plot(names, sizes, band, unit), f"{what} coefficients by feature")
+    heads = ("Feature", *(("Coefficient",) if single else model.classes or ()))
+    rows = [(name, *(f"{w:+.4f}" for w in weights)) for name, weights in shown]
+    return f"<h2>Coefficients</h2>\n{_noise_words(noise)}\n{picture}\n" + _table(
+        rows, heads, range(1, len(heads))
+    )
+
+
+def _noise_words(noise: float | None) -> str:
+    if noise is None:
+        return "<p>They carry no noise.</p>"
+    return (
+        f"<p>Each carries noise of standard deviation {noise:.3g}, which is what the guarantee costs. "
+        "A coefficient within two of it may be noise alone.</p>"
+    )
+
+
+def _accuracy(model: Model, evaluation: Evaluation | None) -> str:
+    if evaluation is None:
+        return ""
+    rows = [("Table", evaluation.table), ("Public rows with a label", f"{evaluation.n_rows:,}")]
+    if evaluation.accuracy is not None and evaluation.majority is not None:
+        rows += [
+            ("Accuracy", f"{evaluation.accuracy:.2%}"),
+            ("Always the most frequent class", f"{evaluation.majority:.2%}"),
+        ]
+    if evaluation.auc is not None:
+        rows.append(("Area under the ROC curve", f"{evaluation.auc:.4f}"))
+    if evaluation.mean_squared_error is not None:
+        rows.append(("Root mean squared error", f"{math.sqrt(evaluation.mean_squared_error):.6g}"))
+    if evaluation.r_squared is not None:
+        rows.append(("R squared", f"{evaluation.r_squared:.4f}"))
+    pictures = []
+    if evaluation.confusion and model.classes is not None and len(model.classes) <= MOST_CLASSES:
+        png = plots.confusion_plot(model.classes, evaluation.confusion)
+        pictures.append(_picture(png, "Confusion: rows by actual and predicted class"))
+    if evaluation.roc:
+        pictures.append(_picture(plots.roc_plot(evaluation.roc), "ROC curve"))
+    if evaluation.calibration:
+        png = plots.calibration_plot(evaluation.calibration)
+        pictures.append(_picture(png, "Calibration: probability predicted, share observed"))
+    return "<h2>Accuracy on public rows</h2>\n" + _table(rows) + "\n".join(pictures)
+
+
+def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
+    """What else was released about the training table."""
+    if charges is None:
+        return (
+            '<p class="note">Whoever made this report may not read dpml.ledger, so it lists no charges.</p>'
+        )
+    if not charges:
+        return ""
+    rows = [
+        (
+            f"{entry.id}" + (" (this model)" if entry.id == model.charge else ""),
+            f"{entry.charged_at:%Y-%m-%d %H:%M %Z}",
+            entry.method,
+            entry.model,
+            f"{entry.epsilon:f}",
+            f"{entry.delta:.3g}",
+        )
+        for entry in charges
+    ]
+    if len({(entry.relation, entry.mechanism.get("unit")) for entry in charges}) > 1:
+        total = "They are about different neighbours, so that they do not simply add up."
+    else:
+        epsilon, delta = (sum(getattr(entry, key) or 0 for entry in charges) for key in ("epsilon", "delta"))
+        total = f"Together at most ({epsilon:f}, {delta:.3g})-differential privacy, by adding up."
+    return (
+        f"<h2>All charges on {escape(charges[0].dataset)}</h2>\n"
+        + _table(rows, ("Charge", "When", "Method", "Model", "Epsilon", "Delta"), (4, 5))
+        + f"<p>{total}</p>"
+    )
+
+
+def _provenance(model: Model, versions: Mapping[str, str]) -> str:
+    training: Mapping[str, Any] = model.training
+    rows = [
+        ("Trained on", f"{training.get('dataset')}, {training.get('n_rows', 0):,} rows"),
+        *((("Filter", str(training["where"])),) if training.get("where") else ()),
+        ("Method", f"{model.method}, loss {model.loss}, {training.get('passes')} passes"),
+        *((f"Option {key}", str(value)) for key, value in training.get("options", {}).items()),
+        ("Features", f"{model.n_features}, rows brought to norm 1 ({model.encoder['norm']})"),
+        ("Stored", f"{model.created_at:%Y-%m-%d %H:%M %Z} by {model.owner}" if model.created_at else ""),
+        ("Charge", "none" if model.charge is None else f"entry {model.charge} of dpml.ledger"),
+        *((f"{name}, when trained", str(value)) for name, value in training.get("versions", {}).items()),
+        *((f"{name}, of this report", value) for name, value in versions.items()),
+    ]
+    return "<h2>Provenance</h2>\n" + _table(rows)

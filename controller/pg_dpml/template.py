@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: PostgreSQL
+"""A data spec to fill in, written from what the catalog knows of a table."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+from pg_dpml.constraints import Bound
+from pg_dpml.database import ColumnType
+from pg_dpml.errors import SpecError
+from pg_dpml.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
+from pg_dpml.moments import MOMENTS
+from pg_dpml.spec import FILL_IN
+
+__all__ = ["spec_template"]
+
+# Each text is one paragraph, wrapped when it is written.
+_HEADER = (
+    "Data spec of {table} for dpml, written from the catalog alone: no row was read.",
+    "",
+    "1. Replace every {fill_in}, and delete the columns that are no features.",
+    "2. Everything in this file is public: the guarantee protects the rows, not the spec. So bounds and "
+    "levels must come from what the columns mean (a code book, a form, a law, physics), never from the "
+    "rows: the smallest and largest value, or a list of the values that occur, would give them away. What "
+    "stands here already comes from types and CHECK constraints: keep it if the schema is public knowledge.",
+    "3. Values outside the bounds are moved to the nearer bound, unknown levels and NULL count as nothing; "
+    "no error tells. Round, generous bounds are good ones, but a range that is mostly unused costs accuracy.",
+    '4. Where 0 is the usual value of a number, add scale = "zero_based"; where a few values are far larger '
+    "than most, log1p = true.",
+    "5. dpml check SPEC shows you, the owner, what does not fit; dpml plan SPEC --epsilon 1 the guarantee.",
+)
+_UNIT = (
+    "Whom the guarantee protects: one row. If a person (patient, customer, household) can have several "
+    "rows, name the column that says whose row it is: then all rows of a person are protected together, and "
+    "at most so many of them are used.",
+)
+_LABEL = (
+    "What the model predicts, and exactly one of: positive (two classes; without negative, every other "
+    "value is the other class), classes (several, in the order of the scores), or lower and upper (a number "
+    "or date, with its public bounds).",
+)
+_LABEL_SECTION = ("Delete the column's own section below.",)
+_VIEW = (
+    "Which rows a view or foreign table shows could itself be private. If its definition is public, say so:",
+)
+_ROW_SECURITY = (
+    "This table has row-level security, so its rows depend on who asks: dpml refuses to train on it.",
+)
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_PRECISION = re.compile(r"numeric\((\d+),(\d+)\)")
+_BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
+
+
+def spec_template(table: CatalogTable, label: str | None = None) -> str:
+    """A TOML data spec with `spec.FILL_IN` wherever only a person knows.
+
+    Parameters
+    ----------
+    table : CatalogTable
+    label : str or None
+        Column to predict; None leaves it open.
+
+    Raises
+    ------
+    SpecError
+        If there is no such column, or it cannot be predicted.
+    """
+    if label is not None and label not in table.columns:
+        known = ", ".join(list(table.columns)[:20])
+        raise SpecError(f"column {label} does not exist in {table.name}; it has {known}")
+    header = [line.format(table=table.name, fill_in=FILL_IN) for line in _HEADER]
+    lines = [*_comment(*header), "", f"table = {_text(table.name)}"]
+    if table.source.row_security:
+        lines += ["", *_comment(*_ROW_SECURITY)]
+    if table.source.kind in "vmf":
+        lines += ["", *_comment(*_VIEW), "# definition_is_public = true"]
+    lines += ["", *_unit_lines(table), "", *_label_lines(table, label)]
+    for column in table.columns.values():
+        if column.name != label:
+            lines += ["", *_column_lines(column)]
+    return "\n".join(lines) + "\n"
+
+
+def _unit_lines(table: CatalogTable) -> list[str]:
+    people = [c.name for c in table.columns.values() if looks_like_person(c.name, c.type.kind)]
+    unique = ("the primary key", "unique")
+    several = [name for name in people if table.columns[name].key not in unique]
+    unit = (several or people or ["COLUMN"])[0]
+    return [*_comment(*_UNIT), f"# unit = {_text(unit)}", "# max_rows_per_unit = 1"]
+
+
+def _label_lines(table: CatalogTable, label: str | None) -> list[str]:
+    lines = ["[label]", *_comment(*_LABEL)]
+    if label is None:
+        return [
+            *lines,
+            *_comment(*_LABEL_SECTION),
+            f"column = {_text(FILL_IN)}",
+            f"positive = {_text(FILL_IN)}",
+            f"# negative = {_text(FILL_IN)}",
+            f"# classes = [{_text(FILL_IN)}, {_text(FILL_IN)}]",
+            f"# lower = {_text(FILL_IN)}",
+            f"# upper = {_text(FILL_IN)}",
+        ]
+    column = table.columns[label]
+    return [*lines, *_description(column), f"column = {_text(label)}", *_label_values(column)]
+
+
+def _label_values(column: CatalogColumn) -> list[str]:
+    levels = column.type.enum_labels or column.facts.levels
+    kind = column.type.kind
+    if kind in ("array", "other"):
+        raise SpecError(f"label {column.name}: type {column.type.name} cannot be predicted")
+    if kind == "boolean":
+        return ["positive = true"]
+    if levels is not None and len(levels) == 2:
+        return [f"positive = {_value(levels[1])}", f"negative = {_value(levels[0])}"]
+    if levels is not None and len(levels) > 2:
+        return [f"classes = {_array(map(_value, levels))}"]
+    if kind in ("number", *MOMENTS):
+        other = f"# classes = [{_text(FILL_IN)}, {_text(FILL_IN)}]   # instead, if its values are classes"
+        return [*_bound_lines(column), other]
+    return [f"positive = {_text(FILL_IN)}", f"# negative = {_text(FILL_IN)}"]
+
+
+def _column_lines(column: CatalogColumn) -> list[str]:
+    """The section of a feature; as comments where it should not be one, or cannot."""
+    lines = [f"[columns.{_key(column.name)}]", *_description(column), *_encoding_lines(column)]
+    reason = _reason_against(column)
+    if reason is None:
+        return lines
+    commented = [line if line.startswith("#") else f"# {line}" for line in "\n".join(lines).split("\n")]
+    return [commented[0], *_comment(reason), *commented[1:]]
+
+
+def _reason_against(column: CatalogColumn) -> str | None:
+    kind = column.type.kind
+    if kind == "other":
+        return "Left out: this type has no encoding. A view can cast it to one that has."
+    if column.key is not None:
+        return f"Left out: {column.key}, it tells rows apart and describes none."
+    if looks_like_person(column.name, kind) or looks_like_key(column.name, kind):
+        return "Left out: by its name it tells people or rows apart. If it describes them, remove the #."
+    return None
+
+
+def _description(column: CatalogColumn) -> list[str]:
+    """Type, comment and constraints of a column."""
+    words = [column.type.name]
+    if column.type.virtual:
+        words.append("computed when read: needs definition_is_public = true")
+    if column.type.enum_labels is not None:
+        words.append("an enum: its labels are the levels")
+    precision = _PRECISION.fullmatch(column.type.name)
+    if precision is not None and int(precision[2]) <= int(precision[1]) <= 15:
+        digits, scale = int(precision[1]), int(precision[2])
+        words.append(f"whose values are within +-{(Decimal(10) ** digits - 1).scaleb(-scale):f}")
+    if column.comment:
+        words.append(f'"{_BLANKS.sub(" ", column.comment).strip()}"')
+    words += [f"CHECK {check}" for check in column.checks]
+    return _comment(", ".join(words))
+
+
+def _encoding_lines(column: CatalogColumn) -> list[str]:
+    """Keys of a feature's section."""
+    kind = column.type.kind
+    levels = column.facts.levels
+    if kind in ("other", "enum", "boolean"):
+        return []
+    if kind == "text" or (levels is not None and kind in ("number", "date")):
+        return [f"levels = {_array(map(_value, levels if levels is not None else (FILL_IN,)))}"]
+    if kind != "array":
+        return _bound_lines(column)
+    lines = []
+    if column.type.length is None:
+        length = column.facts.length
+        lines = [f"length = {length if length is not None else _text(FILL_IN)}   # elements of every row"]
+    return [*lines, *_bound_lines(column)]
+
+
+def _bound_lines(column: CatalogColumn) -> list[str]:
+    lower = _inner(column.facts.lower, column.type, ROUND_FLOOR, 1)
+    upper = _inner(column.facts.upper, column.type, ROUND_CEILING, -1)
+    if isinstance(lower, Decimal) and isinstance(upper, Decimal) and not lower < upper:
+        lower = upper = None
+    kind = column.type.element or column.type.kind
+    example = {"date": "   # such as 2000-12-31", "number": ""}.get(kind, "   # such as 2000-12-31T23:59:59")
+    return [
+        f"{key} = {_text(FILL_IN) + example if bound is None else _bound_value(bound)}"
+        for key, bound in (("lower", lower), ("upper", upper))
+    ]
+
+
+def _inner(bound: Bound | None, type_: ColumnType, rounding: str, step: int) -> Decimal | str | None:
+    """The last value that the bound allows, where the type has one; of a bound of the column's kind."""
+    if bound is None or isinstance(bound.value, Decimal) != (type_.kind == "number"):
+        return None
+    if not isinstance(bound.value, Decimal) or not type_.whole:
+        return bound.value
+    if bound.strict:
+        return bound.value.to_integral_value(rounding) + step
+    outward = ROUND_CEILING if rounding == ROUND_FLOOR else ROUND_FLOOR
+    return bound.value.to_integral_value(outward)
+
+
+# TOML
+
+
+def _comment(*paragraphs: str) -> list[str]:
+    return [
+        f"# {line}".rstrip()
+        for paragraph in paragraphs
+        for line in textwrap.wrap(_BLANKS.sub(" ", paragraph), 98, break_long_words=False) or [""]
+    ]
+
+
+def _array(values: Iterable[str]) -> str:
+    """Written over several lines where one is too long."""
+    lines = [""]
+    for value in values:
+        if len(lines[-1]) + len(value) > 90 and lines[-1]:
+            lines.append("")
+        lines[-1] += f"{value}, "
+    if len(lines) == 1:
+        return f"[{lines[0][:-2]}]"
+    return "\n".join(["[", *(f"    {line.rstrip()}" for line in lines), "]"])
+
+
+def _text(text: str) -> str:
+    """A basic string: as in JSON, where DEL may stand as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _text(name)
+
+
+def _bound_value(bound: Decimal | str) -> str:
+    """A number, or PostgreSQL's ISO form of a date or timestamp, in UTC, as TOML's."""
+    if isinstance(bound, Decimal):
+        return _value(bound)
+    return bound.replace(" ", "T").replace("+00", "Z")
+
+
+def _value(value: Decimal | str) -> str:
+    if isinstance(value, Decimal):
+        plain = f"{value.normalize():f}"
+        return plain if len(plain) <= 18 else repr(float(value))
+    return _text(value)

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: PostgreSQL
+"""How fast training is, as ratios to what PostgreSQL and scikit-learn need for the same rows.
+
+Both sides of a ratio run in turns in one process on one machine, and the ratio
+is that of their medians: seconds differ between machines, ratios hardly. Passes
+are timed inside real runs, from one progress report to the next, with the other
+side's turn between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import secrets
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+import pg_dpml
+from bench_rows import FEATURES, Floats, copy_in, copy_out, make_rows, spec
+from pg_dpml import PrivacySpec, TrainSpec, kernels, rows
+from pg_dpml.database import Database, json_parameter
+from pg_dpml.embedded import EmbeddedServer
+from pg_dpml.errors import EXIT_TERMINATED, DpmlError
+from pg_dpml.methods import bolt_on
+
+ROWS, QUICK_ROWS = 1_000_000, 5_000
+RUNS, QUICK_RUNS = 9, 3
+GROWTH = 10
+
+GOALS: Mapping[str, float] = {
+    "noiseless-vs-count": 1.2,
+    "noiseless-vs-rows": 5.0,
+    "noiseless-vs-sklearn": 1.0,
+    "bolt-on-overhead": 0.01,
+    "pack-vs-ctas": 0.7,
+    "end-to-end-vs-export": 0.5,
+    "growth-pass": 1.5,
+    "growth-pack": 1.5,
+    "growth-pass-128mb": 1.5,
+    "growth-pack-128mb": 1.5,
+    "sensitivity-1e8": 1.0,
+}
+AT_LEAST = ("noiseless-vs-rows",)
+"""Goals to reach from above; the others are upper limits."""
+
+# The rest is PostgreSQL's default, but for the durability that a temporary server does without.
+SETTINGS = {
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
+    "shared_buffers": "2500MB",  # a table above a quarter of it would be read through a small ring
+    "checkpoint_timeout": "1h",
+    "max_wal_size": "16GB",
+}
+
+log = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line: a ratio of two medians, or a time against a limit in seconds."""
+
+    name: str
+    value: float
+    ours_s: float
+    other_s: float | None
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Wall-clock time of one call."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def compare(name: str, ours: Sequence[float], others: Sequence[float], *, inverse: bool = False) -> Result:
+    """The ratio of two medians, ours over the other's, or its inverse."""
+    mine, theirs = statistics.median(ours), statistics.median(others)
+    return Result(name, theirs / mine if inverse else mine / theirs, mine, theirs)
+
+
+class RunClock:
+    """A run's progress callback: its pack and pass times; `between` is called, untimed, after every pass."""
+
+    def __init__(self, between: Callable[[], object] = lambda: None) -> None:
+        self._between = between
+        self._started = 0.0
+        self.pack: list[float] = []
+        self.passes: list[float] = []
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        """One progress report."""
+        elapsed = time.perf_counter() - self._started
+        if phase == "pack" and done:
+            self.pack.append(elapsed)
+        elif phase == "pass":
+            if done > 1:  # the first also makes its table and warms the cache
+                self.passes.append(elapsed)
+            self._between()
+        self._started = time.perf_counter()
+
+
+class Calls(list[tuple[float, float]]):
+    """Start and end of every call of a function."""
+
+
+@contextmanager
+def measured(owner: object, name: str, calls: Calls) -> Iterator[None]:
+    """Append the calls of a function."""
+    original = getattr(owner, name)
+
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return original(*arguments, **named)
+        finally:
+            calls.append((started, time.perf_counter()))
+
+    with mock.patch.object(owner, name, wrapper):
+        yield
+
+
+class Bench:
+    """The server, the rows, and one method for each group of results."""
+
+    def __init__(self, stack: ExitStack, n_rows: int, runs: int) -> None:
+        self._stack = stack
+        self._dsn: str | None = None
+        self.n_rows = n_rows
+        self.runs = runs
+        self.x, self.y = make_rows(n_rows)
+
+    @property
+    def dsn(self) -> str:
+        """Of a server with the rows in table `source`, started when it is first needed."""
+        if self._dsn is None:
+            self._dsn = self._start(self._stack)
+        return self._dsn
+
+    def _start(self, stack: ExitStack, **settings: str) -> str:
+        log.print(f"starting a server with {self.n_rows:,} rows of {FEATURES} features")
+        server = stack.enter_context(EmbeddedServer(settings=SETTINGS | settings))
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION pg_dpml")
+            copy_in(connection, self.x, self.y)
+        return server.dsn
+
+    def _open(self, options: str = "") -> psycopg.Connection[Any]:
+        return self._stack.enter_context(psycopg.connect(self.dsn, autocommit=True, options=options))
+
+    @staticmethod
+    def _train(dsn: str, training: TrainSpec, clock: RunClock, table: str = "source") -> pg_dpml.TrainResult:
+        name = f"bench_{secrets.token_hex(4)}"
+        return pg_dpml.train(dsn, spec(table), PrivacySpec(1.0), training, name=name, progress=clock)
+
+    def _passes_against(self, other: Callable[[], object]) -> tuple[list[float], list[float]]:
+        """Passes of one row a step without noise, each followed by a turn of the other side."""
+        others: list[float] = []
+        clock = RunClock(lambda: others.append(seconds(other)))
+        self._train(self.dsn, self._one_row_steps, clock)
+        return clock.passes, others[1:]
+
+    @property
+    def _one_row_steps(self) -> TrainSpec:
+        # The passes of bolt-on carry no noise; the method `noiseless` would put its loss between them.
+        return TrainSpec(passes=self.runs + 1, batch_size=1, schedule="inverse_sqrt")
+
+    def noiseless_vs_count(self) -> list[Result]:
+        """A pass, over counting the source table."""
+        connection = self._open()
+        passes, counts = self._passes_against(lambda: connection.execute("SELECT count(*) FROM source"))
+        return [compare("noiseless-vs-count", passes, counts)]
+
+    def noiseless_vs_rows(self) -> list[Result]:
+        """The curator's aggregate over single rows, over the same pass on blocks."""
+        connection = self._open()
+        decided = pg_dpml.plan(self.dsn, spec(), PrivacySpec(1.0), self._one_row_steps)
+        options = json_parameter(decided.sgd.options(self.n_rows))
+        query = "SELECT dpml.sgd_epoch(x, y, NULL::float8[], %s) FROM source"
+        passes, by_rows = self._passes_against(lambda: connection.execute(query, [options]))
+        return [compare("noiseless-vs-rows", passes, by_rows, inverse=True)]
+
+    def noiseless_vs_sklearn(self) -> list[Result]:
+        """A pass, over one of scikit-learn on an array in memory, in its order."""
+        epoch = sklearn_epoch(self.x, self.y)
+        passes, epochs = self._passes_against(epoch)
+        return [compare("noiseless-vs-sklearn", passes, epochs)]
+
+    def bolt_on_overhead(self) -> list[Result]:
+        """Share of a run, on a server that waits for its disk, that is spent on being private."""
+        connection = self._open()
+        for setting in ("fsync = on", "synchronous_commit = on"):
+            connection.execute(f"ALTER SYSTEM SET {setting}")
+        connection.execute("SELECT pg_reload_conf()")
+        run_module = importlib.import_module("pg_dpml.train")  # its name in the package is the function's
+        costs, totals = [], []
+        for _ in range(self.runs):
+            plans, charges, works, releases = Calls(), Calls(), Calls(), Calls()
+            with (
+                measured(bolt_on, "plan", plans),
+                measured(run_module, "_charge", charges),
+                measured(run_module, "_run", works),
+                measured(bolt_on, "release", releases),
+            ):
+                totals.append(self._train(self.dsn, TrainSpec(batch_size=50), RunClock()).seconds)
+            once = sum(end - start for start, end in (*plans, *releases))
+            # After a charge, its commit is waited for, and the run connects again.
+            costs.append(once + works[0][0] - charges[0][0])
+        connection.execute("ALTER SYSTEM RESET ALL")
+        connection.execute("SELECT pg_reload_conf()")
+        return [compare("bolt-on-overhead", costs, totals)]
+
+    def pack_vs_ctas(self) -> list[Result]:
+        """Encoding, shuffling and packing, over writing the same rows in random order."""
+        connection = self._open("-c work_mem=1GB")
+        database = Database(f"{self.dsn} options='-c work_mem=1GB'")
+        copied, packed = [], []
+        statement = "CREATE TABLE shuffled AS SELECT x, y FROM source ORDER BY random()"
+        for _ in range(self.runs + 1):
+            with connection.transaction(force_rollback=True):
+                copied.append(seconds(partial(connection.execute, statement)))
+            with database.session("REPEATABLE READ") as session:
+                packed.append(seconds(partial(rows.pack, session, rows.resolve(session, spec()))))
+                session.driver.rollback()
+        return [compare("pack-vs-ctas", packed[1:], copied[1:])]
+
+    def end_to_end_vs_export(self) -> list[Result]:
+        """A private model by ten passes, over taking the rows out and ten epochs of scikit-learn."""
+        connection = self._open()
+        ours, others = [], []
+
+        def export() -> None:
+            sklearn_epoch(*copy_out(connection, self.n_rows), epochs=10, check=True)()
+
+        for _ in range(self.runs):
+            ours.append(self._train(self.dsn, TrainSpec(passes=10), RunClock()).seconds)
+            others.append(seconds(export))
+        return [compare("end-to-end-vs-export", ours, others)]
+
+    def growth(self) -> list[Result]:
+        """Time a row of a table ten times as large, over that of the usual one."""
+        results = []
+        for suffix, settings in (("", {}), ("-128mb", {"shared_buffers": "128MB"})):
+            clocks = {"source": RunClock(), "large": RunClock()}
+            with ExitStack() as stack:
+                dsn = self._start(stack, **settings)
+                with psycopg.connect(dsn, autocommit=True) as connection:
+                    connection.execute("CREATE TABLE large (LIKE source)")
+                    connection.execute(
+                        "INSERT INTO large SELECT s.x, s.y FROM generate_series(1, %s), source s", [GROWTH]
+                    )
+                    connection.execute("VACUUM (FREEZE, ANALYZE) large")
+                for run in range(self.runs):
+                    for table, clock in clocks.items():
+                        log.print(f"growth{suffix}: run {run + 1} of {self.runs} on {table}")
+                        # Wide batches: two passes of small steps over so many rows are refused, for the
+                        # bound on their rounding errors grows with the square of the number of steps.
+                        self._train(dsn, TrainSpec(passes=2, batch_size=500), clock, table)
+            for kind in ("pass", "pack"):
+                usual, large = ([*(c.passes if kind == "pass" else c.pack)] for c in clocks.values())
+                results.append(compare(f"growth-{kind}{suffix}", large, [GROWTH * value for value in usual]))
+        return results
+
+    def sensitivity_1e8(self) -> list[Result]:
+        """Seconds for the sensitivity of a run of 100 steps a row, 10^8 in all, of the slower kind."""
+        times = []
+        for schedule, passes in (
+            (kernels.Schedule("inverse_sqrt", step_size=1.0, max_step=3.99), 10),
+            (kernels.Schedule("strongly_convex", lambda_=1e-4, max_step=3.99), 1),
+        ):
+            recursion = partial(
+                kernels.sensitivity,
+                schedule=schedule,
+                smoothness=0.25,
+                lambda_=1e-4,
+                gradient_change=1.0,
+                n_rows=100 * self.n_rows // passes,
+                passes=passes,
+                batch_size=1,
+            )
+            times.append(statistics.median(seconds(recursion) for _ in range(self.runs)))
+        return [Result("sensitivity-1e8", max(times), max(times), None)]
+
+
+def sklearn_epoch(x: Floats, y: Floats, epochs: int = 1, *, check: bool = False) -> Callable[[], object]:
+    """A call of scikit-learn's SGD on rows in their order; imported late, as few of the results need it."""
+    import sklearn
+    from sklearn.linear_model import SGDClassifier
+
+    model = SGDClassifier(
+        loss="log_loss", penalty=None, fit_intercept=False, shuffle=False, max_iter=epochs, tol=None,
+        learning_rate="invscaling", eta0=4.0,
+    )  # fmt: skip
+
+    def fit() -> None:
+        with sklearn.config_context(assume_finite=not check):
+            model.fit(x, y)
+
+    return fit
+
+
+def report(results: Sequence[Result], goals: Mapping[str, float], *, as_json: bool) -> bool:
+    """Print the results; whether every goal is met."""
+    lines = []
+    for result in results:
+        goal = goals[result.name]
+        met = result.value >= goal if result.name in AT_LEAST else result.value <= goal
+        lines.append({"name": result.name, "value": float(f"{result.value:.4g}"), "goal": goal, "ok": met})
+    if as_json:
+        sys.stdout.write(json.dumps(lines, indent=2) + "\n")
+        return all(line["ok"] for line in lines)
+    table = Table("name", "value", "goal", "", "ours", "other side")
+    for result, line in zip(results, lines, strict=True):
+        sign = ">=" if result.name in AT_LEAST else "<="
+        other = "" if result.other_s is None else f"{result.other_s:.4f} s"
+        table.add_row(
+            result.name, f"{result.value:.4g}", f"{sign} {line['goal']:g}", "ok" if line["ok"] else "MISSED",
+            f"{result.ours_s:.4f} s", other,
+        )  # fmt: skip
+    Console().print(table)
+    return all(line["ok"] for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GOALS) -> int:
+    """Run the command line; 1 if a goal is missed."""
+    groups = {
+        "growth": Bench.growth,  # first, while it has the memory to itself
+        "noiseless-vs-count": Bench.noiseless_vs_count,
+        "noiseless-vs-rows": Bench.noiseless_vs_rows,
+        "noiseless-vs-sklearn": Bench.noiseless_vs_sklearn,
+        "bolt-on-overhead": Bench.bolt_on_overhead,
+        "pack-vs-ctas": Bench.pack_vs_ctas,
+        "end-to-end-vs-export": Bench.end_to_end_vs_export,
+        "sensitivity-1e8": Bench.sensitivity_1e8,
+    }
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--only", action="append", choices=groups, metavar="NAME", help=", ".join(groups))
+    parser.add_argument("--quick", action="store_true", help="few rows and runs: does it work, not how fast")
+    parser.add_argument("--json", action="store_true", help="a list of name, value, goal and ok")
+    options = parser.parse_args(arguments)
+    results: list[Result] = []
+    try:
+        with ExitStack() as stack:
+            bench = Bench(stack, *((QUICK_ROWS, QUICK_RUNS) if options.quick else (ROWS, RUNS)))
+            for name in options.only or groups:
+                log.print(f"{name} ...")
+                results += groups[name](bench)
+    except DpmlError as error:
+        log.print(f"scripts/bench: {error}")
+        return error.exit_code
+    return 0 if report(results, goals, as_json=options.json) else 1
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the server is stopped on the way
+    sys.exit(main())

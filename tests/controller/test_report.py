@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The HTML report: self-contained, escaped, stamped, and right in its words. No server."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_dpml import plots, report
+from pg_dpml.evaluate import Evaluation
+from pg_dpml.figures import CalibrationBin
+from pg_dpml.registry import Charge, Model
+from pg_dpml.report_html import model_html, posterior
+
+EVIL = "<script>alert('&')</script>"
+WHEN = datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc)
+NOISE = {
+    "kind": "gaussian",
+    "scale": 0.25,
+    "sensitivity": 0.1,
+    "calibrated_sensitivity": 0.1,
+    "grid": 2.0**-30,
+    "n_weights": 4,
+}
+MODEL = Model(
+    name=EVIL,
+    method="bolt-on",
+    private=True,
+    task="binary",
+    loss="logistic",
+    classes=(EVIL, f"not {EVIL}"),
+    weights=np.array([1.0, -3.0, 0.1, 2.0]),
+    n_features=4,
+    encoder={"columns": [], "norm": "normalize", "label": {"name": EVIL}},
+    privacy={"epsilon": 1.0, "delta": 1e-9, "relation": "replace_one", "noise": NOISE},
+    training={
+        "dataset": EVIL,
+        "n_rows": 1000,
+        "passes": 3,
+        "options": {EVIL: EVIL},
+        "features": [EVIL, "$x_2$", "naïve 特\x07", "intercept"],
+        "versions": {EVIL: EVIL},
+    },
+    charge=7,
+    created_at=WHEN,
+    owner=EVIL,
+)
+CHARGE = Charge(
+    7, WHEN, EVIL, EVIL, EVIL, EVIL, Decimal(1), Decimal("1e-9"), "replace_one", 1000, {"unit": None}
+)
+EVALUATION = Evaluation(
+    model=EVIL,
+    table=EVIL,
+    private=True,
+    mode="public",
+    n_rows=100,
+    accuracy=0.8,
+    majority=0.6,
+    confusion=((EVIL, EVIL, 50), (EVIL, f"not {EVIL}", 20), (f"not {EVIL}", f"not {EVIL}", 30)),
+    auc=0.9,
+    roc=((0.0, 0.0), (0.2, 0.7), (1.0, 1.0)),
+    calibration=(CalibrationBin(0.0, 0.1, 60, 0.05, 0.1), CalibrationBin(0.9, 1.0, 40, 0.95, 0.9)),
+)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of the words need not wait for drawings."""
+    for name in plots.__all__:
+        monkeypatch.setattr(plots, name, lambda *given: b"\x89PNG" + bytes(20))
+
+
+words_only = pytest.mark.usefixtures("no_pictures")
+
+
+def html(model: Model = MODEL, **changes: Any) -> str:
+    given: dict[str, Any] = {"charges": [CHARGE], "evaluation": EVALUATION, "versions": {EVIL: EVIL}}
+    return model_html(model, **(given | changes))
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and text of a document; complains of tags that do not match."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(document)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "img"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def words(document: str) -> str:
+    return " ".join(Reader(document).text.split())
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    document = html()
+    reader = Reader(document)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "a", "form"} & set(reader.tags)
+    for name, value in reader.attributes:
+        assert name in ("alt", "charset", "class", "content", "lang", "name", "src", "width"), name
+        assert name != "src" or str(value).startswith("data:image/png;base64,")
+    without_pictures = re.sub(r"base64,[A-Za-z0-9+/=]+", "", document)
+    assert not re.search(r"https?:|//|url\(|@import", without_pictures)
+
+
+@words_only
+def test_names_are_escaped() -> None:
+    document = html()
+    assert "<script" not in document
+    assert "alert('" not in document
+    assert words(document).count(EVIL) > 10  # everywhere, as text
+
+
+def test_pictures() -> None:
+    document = html()
+    pictures = re.findall(r'base64,([A-Za-z0-9+/=]+)"', document)
+    assert len(pictures) == document.count("base64,") == 4  # coefficients, confusion, ROC, calibration
+    for picture in pictures:
+        assert base64.b64decode(picture).startswith(b"\x89PNG")
+    assert html(evaluation=None).count("base64,") == 1
+
+
+@words_only
+def test_the_guarantee_in_words() -> None:
+    text = words(html())
+    for part in (
+        "e1 = 2.72",
+        "73.1 %",
+        "26.9 %",
+        "one in 1e+09",
+        "replace_one",
+        "one person must have one row",
+    ):
+        assert part in text
+    assert "standard deviation 0.25" in text
+    assert "-3.0000" in text
+    units = replace(MODEL, privacy={**MODEL.privacy, "unit": "patient", "max_rows_per_unit": 5})
+    text = words(html(units))
+    assert "all rows with one value of patient" in text
+    assert "at most 5 are used" in text
+    blanked = replace(MODEL, privacy={**MODEL.privacy, "relation": "add_remove", "epsilon": 30.0})
+    text = words(html(blanked))
+    assert "rather than being blanked out" in text
+    assert "more than 99.99 %" in text
+
+
+@pytest.mark.parametrize("prior", [0.001, 0.5, 0.9])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 800.0])
+def test_posterior(prior: float, epsilon: float) -> None:
+    found = posterior(prior, epsilon)
+    assert prior < found <= 1.0
+    if epsilon < 100.0:
+        odds = found / (1.0 - found) / (prior / (1.0 - prior))
+        assert np.log(odds) == pytest.approx(epsilon, rel=1e-9)
+
+
+@words_only
+def test_not_private_is_stamped() -> None:
+    plain = replace(MODEL, private=False, privacy={"private": False}, charge=None)
+    document = html(plain, charges=[])
+    text = words(document)
+    assert 'class="stamp"' in document
+    assert "NOT PRIVATE" in text
+    assert "What an attacker learns at most" not in text
+    assert 'class="stamp"' not in html()
+    assert "NOT PRIVATE" in report.model_text(plain)
+    assert report.model_record(plain)["private"] is False
+    assert "NOT PRIVATE" in report.models_text([plain])
+
+
+def test_several_classes_and_regression() -> None:
+    several = replace(
+        MODEL, task="multiclass", loss="softmax", classes=("a", "b", "c"), weights=np.arange(12.0) - 5.0
+    )
+    text = words(html(several, evaluation=None))
+    assert "Featureabc" in text  # three columns
+    numbers = replace(MODEL, task="regression", loss="squared", classes=None)
+    measured = Evaluation(
+        model="m", table="t", private=True, mode="public", n_rows=9, mean_squared_error=4.0, r_squared=0.5
+    )
+    text = words(html(numbers, evaluation=measured))
+    assert "Root mean squared error2" in text
+    assert "R squared0.5000" in text
+
+
+@words_only
+def test_charges_add_up_only_if_they_are_about_the_same_neighbours() -> None:
+    other = replace(CHARGE, id=8, epsilon=Decimal("0.10"), delta=Decimal("1e-12"))
+    text = words(html(charges=[CHARGE, other]))
+    assert "Together at most (1.10, 1.001e-9)" in text.replace("1.00e-9", "1.001e-9")
+    assert "7 (this model)" in text
+    text = words(html(charges=[CHARGE, replace(other, relation="add_remove")]))
+    assert "do not simply add up" in text
+    assert "may not read dpml.ledger" in words(html(charges=None))
+
+
+@words_only
+def test_long_lists_are_cut() -> None:
+    wide = replace(
+        MODEL,
+        weights=np.linspace(-1.0, 1.0, 500),
+        n_features=500,
+        training={**MODEL.training, "features": [f"f{i}" for i in range(500)]},
+    )
+    assert "The 40 largest of 500" in words(html(wide, evaluation=None)) + html(wide, evaluation=None)
+    assert len(report.model_text(wide).splitlines()) < 60
+    many = tuple((f"c{i}", f"c{j}", 1) for i in range(10) for j in range(10))
+    text = report.evaluation_text(replace(EVALUATION, confusion=many))
+    assert "--format json has all" in text
+    assert len(text.splitlines()) < 60
+
+
+def test_text_says_what_is_within_the_noise() -> None:
+    model = replace(MODEL, name="m", training={**MODEL.training, "features": ["p", "q", "r", "s"]})
+    lines = report.model_text(model).splitlines()[-4:]
+    assert [line.split()[0] for line in lines] == ["q", "s", "p", "r"]
+    assert [line.endswith("~") for line in lines] == [False, False, False, True]
