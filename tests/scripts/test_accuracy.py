@@ -94,8 +94,8 @@ def test_published_figures_are_printed_beside_ours(tiny: Path, capsys: pytest.Ca
     data = accuracy.DataSet.from_toml(tiny / "tiny.toml")
     figure = accuracy.Figure(data, data.runs[1], [80.0, 81.0])
     accuracy.show([figure])
-    printed = capsys.readouterr().out
-    for expected in ("Tiny", "bolt-on", "80.5", "0.707", "somebody", "50 / 51.5", "Not like for like"):
+    printed = " ".join(capsys.readouterr().out.split())
+    for expected in ("tiny", "bolt-on", "80.5", "0.707", "somebody", "50 / 51.5", "Not like for like"):
         assert expected in printed
 
 
