@@ -67,6 +67,7 @@ typedef struct DpmlOptions
 	bool		clip_rows;		/* scale longer rows to norm 1 (row form) */
 } DpmlOptions;
 
+extern Jsonb *dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before);
 extern void dpml_options_parse(DpmlOptions *options, Jsonb *json, bool steps);
 
 /* spec.c: the encoder's specification */

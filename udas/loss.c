@@ -65,21 +65,12 @@ get_state(FunctionCallInfo fcinfo, int options_argument)
 {
 	MemoryContext context = dpml_aggregate_context(fcinfo, "loss");
 	LossState  *state;
-	Jsonb	   *source;
 
-	if (PG_ARGISNULL(options_argument))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("options must not be null"),
-				 errhint("Give at least {\"loss\": ...}.")));
-	source = PG_GETARG_JSONB_P(options_argument);
 	if (PG_ARGISNULL(0))
-		return make_state(context, fcinfo, options_argument - 1, source);
+		return make_state(context, fcinfo, options_argument - 1,
+						  dpml_options_argument(fcinfo, options_argument, NULL));
 	state = (LossState *) PG_GETARG_POINTER(0);
-	if (unlikely(!dpml_same_bytes(state->source, source)))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("options must be the same for all rows of a pass")));
+	(void) dpml_options_argument(fcinfo, options_argument, state->source);
 	return state;
 }
 

@@ -107,6 +107,25 @@ parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, const DpmlLoss *los
 	}
 }
 
+/* An aggregate's options: the same for all rows, so those of the first row, if any, in before. */
+Jsonb *
+dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before)
+{
+	Jsonb	   *options;
+
+	if (PG_ARGISNULL(argument))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("options must not be null"),
+				 errhint("Give at least {\"loss\": ...}.")));
+	options = PG_GETARG_JSONB_P(argument);
+	if (before != NULL && unlikely(!dpml_same_bytes(before, options)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("options must be the same for all rows of a pass")));
+	return options;
+}
+
 /*
  * Parse and check everything.  Without steps (dpml.loss), what is about steps
  * is still checked key by key, but need not be complete.

@@ -51,22 +51,14 @@ get_state(FunctionCallInfo fcinfo, int options_argument, bool *first)
 	EpochState *state;
 	Jsonb	   *source;
 
-	if (PG_ARGISNULL(options_argument))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("options must not be null"),
-				 errhint("Give at least {\"loss\": ...}.")));
-	source = PG_GETARG_JSONB_P(options_argument);
 	*first = PG_ARGISNULL(0);
 	if (!*first)
 	{
 		state = (EpochState *) PG_GETARG_POINTER(0);
-		if (unlikely(!dpml_same_bytes(state->source, source)))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("options must be the same for all rows of a pass")));
+		(void) dpml_options_argument(fcinfo, options_argument, state->source);
 		return state;
 	}
+	source = dpml_options_argument(fcinfo, options_argument, NULL);
 	state = dpml_alloc(context, sizeof(EpochState));
 	state->context = context;
 	state->source = dpml_copy_jsonb(context, source);

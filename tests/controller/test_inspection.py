@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pg_dpml.advice import OWNER_ONLY, advice, check_record, check_text
-from pg_dpml.checks import TableCheck, UnitCheck, ValueCheck, ValueCount
-from pg_dpml.constraints import Bound, Facts, column_facts
 from pg_dpml.database import ColumnType, SourceTable
 from pg_dpml.errors import SpecError
-from pg_dpml.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
 from pg_dpml.spec import Column, DataSpec, Label
-from pg_dpml.template import spec_template
+from pg_dpml.tables.advice import OWNER_ONLY, advice, check_record, check_text
+from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck, ValueCount
+from pg_dpml.tables.constraints import Bound, Facts, column_facts
+from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
+from pg_dpml.tables.template import spec_template
 
 # Constraints, as PostgreSQL writes them
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 import people
 import pg_dpml
 from anytable import PRIVACY, TRAINING
-from pg_dpml.advice import OWNER_ONLY
-from pg_dpml.checks import TableCheck, ValueCheck, ValueCount, check_table
 from pg_dpml.cli import app
-from pg_dpml.inspection import inspect_table
 from pg_dpml.spec import Column, DataSpec, Label
-from pg_dpml.template import spec_template
+from pg_dpml.tables.advice import OWNER_ONLY
+from pg_dpml.tables.checks import TableCheck, ValueCheck, ValueCount, check_table
+from pg_dpml.tables.inspection import inspect_table
+from pg_dpml.tables.template import spec_template
 from sqltools import scalar
 
 WARD = """

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 import pg_dpml
-from pg_dpml.advice import check_record, check_text
-from pg_dpml.checks import check_table
 from pg_dpml.cli.framework import Output, Spec, command, progress_bar
-from pg_dpml.inspection import inspect_table
-from pg_dpml.template import spec_template
+from pg_dpml.tables.advice import check_record, check_text
+from pg_dpml.tables.checks import check_table
+from pg_dpml.tables.inspection import inspect_table
+from pg_dpml.tables.template import spec_template
 
 
 @command

@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from pg_dpml.constraints import Bound
 from pg_dpml.database import ColumnType
 from pg_dpml.errors import SpecError
-from pg_dpml.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
 from pg_dpml.moments import MOMENTS
 from pg_dpml.spec import FILL_IN
+from pg_dpml.tables.constraints import Bound
+from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
 
 __all__ = ["spec_template"]
 

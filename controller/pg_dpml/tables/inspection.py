@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from pg_dpml.constraints import DOMAIN_VALUE, Facts, column_facts
 from pg_dpml.database import ColumnType, Database, Session, SourceTable, sql
+from pg_dpml.tables.constraints import DOMAIN_VALUE, Facts, column_facts
 
 __all__ = ["CatalogColumn", "CatalogTable", "inspect_table", "looks_like_key", "looks_like_person"]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pg_dpml import measuring
 from pg_dpml.database import Database, Session, sql
-from pg_dpml.inspection import looks_like_person
-from pg_dpml.measuring import COLUMNS_PER_QUERY, Field, LevelCounts
 from pg_dpml.rows import Source, from_clause, resolve
 from pg_dpml.spec import DataSpec
+from pg_dpml.tables import measuring
+from pg_dpml.tables.inspection import looks_like_person
+from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts
 
 __all__ = ["Progress", "TableCheck", "UnitCheck", "ValueCheck", "ValueCount", "check_table"]
 

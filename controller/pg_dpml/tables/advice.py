@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from pg_dpml.checks import TableCheck, UnitCheck, ValueCheck
 from pg_dpml.spec import Column, DataSpec
+from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck
 
 __all__ = ["OWNER_ONLY", "advice", "check_record", "check_text"]
 

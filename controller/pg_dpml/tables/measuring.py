@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """Statements that count, over all rows, what an encoder silently puts right.
 
-Their results are exact and not private: for `pg_dpml.checks` alone.
+Their results are exact and not private: for `pg_dpml.tables.checks` alone.
 """
 
 from __future__ import annotations
