@@ -266,7 +266,7 @@ def figures(dsn: str, sets: Sequence[DataSet], folder: Path, *, quick: bool) -> 
 
 def show(found: Sequence[Figure]) -> None:
     """The results for people, the published figures beside them."""
-    table = Table("data", "method", "epsilon", "mean", "sd", "runs", "goal", "", box=box.SIMPLE)
+    table = Table("data", "method", "epsilon", "mean", "sd", "runs", "goal", box=box.SIMPLE)
     for column in table.columns:
         column.no_wrap = True
     shown: list[DataSet] = []
@@ -277,12 +277,12 @@ def show(found: Sequence[Figure]) -> None:
             _show_published(table, shown)
             shown.append(figure.data)
         epsilon = "none" if run.epsilon is None else f"{run.epsilon:g}"
-        goal = "" if run.goal is None else f">= {run.goal:g}"
-        verdict = "" if run.goal is None else "ok" if figure.met else "MISSED"
+        verdict = "ok" if figure.met else "MISSED"
+        goal = "" if run.goal is None else f">= {run.goal:g}  {verdict}"
         deviation_text = "" if deviation is None else f"{deviation:.3g}"
         table.add_row(
             figure.data.name if new else "", run.method, epsilon, f"{figure.mean:.4g}", deviation_text,
-            str(len(figure.values)), goal, verdict,
+            str(len(figure.values)), goal,
         )  # fmt: skip
     _show_published(table, shown)
     console = Console(width=max(Console().width, TABLE_WIDTH))
