@@ -258,11 +258,11 @@ softmax    -ln of the probability of class y = 0, 1, ...; classes is required
 logistic and huber_svm with classes train one model a class against all others.'
 WHEN 'options' THEN
 'Keys of the options of dpml.sgd_epoch and dpml.loss, a JSON object:
-loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
+loss (required), classes, huber_h (0.5), clip: the loss; clip bounds its derivative
 lambda (0), radius: L2 regulariser, and the ball that weights are kept in
 batch_size (1), schedule (constant), step_size, exponent (0.5), rows: the steps; rows is n, for n^c and 1/sqrt(n)
 schedules: constant, decreasing, sqrt_decreasing, strongly_convex (needs lambda), inverse_sqrt
-average_from: first step whose weights enter the average; features; clip_rows (true); units (false): batches of units'
+average_from: first step whose weights enter the average; features; clip_rows (true); units: the most rows of a unit, where blocks and batches are of units'
 WHEN 'spec' THEN
 '{"columns": [{"name": "age", "kind": "numeric", "lower": 17, "upper": 90, "scale": "center", "log1p": false},
   {"name": "ok", "kind": "boolean"}, {"name": "work", "kind": "category", "levels": ["a", "b"]},
@@ -350,8 +350,13 @@ BEGIN
 			dpml.rows(bytea),
 			dpml.unpack(bytea)
 		TO dpml_curator;
-		GRANT SELECT, INSERT ON TABLE dpml.ledger TO dpml_curator;
-		GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE dpml.models TO dpml_curator;
+		-- Who charged, when, and under which number is not the curator's to say.
+		GRANT SELECT ON TABLE dpml.ledger TO dpml_curator;
+		GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism)
+			ON TABLE dpml.ledger TO dpml_curator;
+		GRANT SELECT, DELETE ON TABLE dpml.models TO dpml_curator;
+		GRANT INSERT (name, method, private, task, loss, classes, weights, n_features, encoder, privacy, training, charge)
+			ON TABLE dpml.models TO dpml_curator;
 		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
 	END IF;
 	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_analyst') THEN

@@ -69,7 +69,7 @@ def make_run(
     passes: int = 1,
     average_share: float = 0.0,
     fresh_order: bool = False,
-    units: bool = False,
+    max_rows_per_unit: int | None = None,
 ) -> Sgd:
     """A run; steps are capped by longest_step / (beta + lambda), and longest_step is at most 2."""
     steps = passes * math.ceil(n_rows / batch_size)
@@ -81,7 +81,7 @@ def make_run(
             step_size=step_size,
             offset=n_rows**exponent,
             lambda_=lambda_,
-            max_step=longest_step / (loss.smoothness + lambda_),
+            max_step=longest_step / ((max_rows_per_unit or 1) * loss.smoothness + lambda_),
         ),
         exponent=exponent,
         lambda_=lambda_,
@@ -90,7 +90,7 @@ def make_run(
         passes=passes,
         average_from=steps - averaged + 1 if averaged else 0,
         fresh_order=fresh_order,
-        units=units,
+        max_rows_per_unit=max_rows_per_unit,
     )
 
 
@@ -110,7 +110,7 @@ def final_model(run: Sgd, table: Table, orders: Sequence[Order], *, as_rows: boo
             "average": average,
             "steps": steps,
             "average_from": run.average_from,
-            "units": run.units,
+            "units": run.max_rows_per_unit is not None,
         }
         x, y = table.x[order], table.y[order]
         starts = None if table.starts is None else table.starts[order]
@@ -141,7 +141,7 @@ def bound(run: Sgd, n_rows: int, relation: Relation, rows_per_unit: int = 1) -> 
     """The product's sensitivity of a run; `n_rows` counts units."""
     return kernels.sensitivity(
         schedule=run.schedule,
-        smoothness=run.loss.smoothness,
+        smoothness=run.smoothness,
         lambda_=run.lambda_,
         gradient_change=rows_per_unit * relation.gradient_change(run.loss.lipschitz),
         n_rows=n_rows,
@@ -159,7 +159,7 @@ def rounding(run: Sgd, found: kernels.Sensitivity, n_weights: int) -> float:
         step_sum=found.step_sum,
         step_max=found.step_max,
         lipschitz=run.loss.lipschitz,
-        smoothness=run.loss.smoothness,
+        smoothness=run.smoothness,
         lambda_=run.lambda_,
         radius=run.radius,
         batch_size=run.batch_size,

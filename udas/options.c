@@ -26,6 +26,7 @@ static const DpmlDomain fraction = {0, 1, false, false, "a number from 0 to 1"};
 static const DpmlDomain count = {0, MAX_EXACT, false, true, "an integer >= 0"};
 static const DpmlDomain step_number = {1, MAX_EXACT, false, true, "an integer >= 1"};
 static const DpmlDomain batch_rows = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
+static const DpmlDomain unit_rows = {1, PG_INT32_MAX, false, true, "an integer >= 1: the most rows of a unit"};
 static const DpmlDomain class_count = {2, DPML_MAX_FEATURES, false, true, "an integer from 2 to 1048576"};
 static const DpmlDomain feature_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
 
@@ -36,7 +37,7 @@ parse_loss(DpmlLoss *loss, const DpmlJson *json)
 
 	loss->kind = dpml_json_choice(json, "loss", loss_names, lengthof(loss_names), -1);
 	loss->n_classes = 1;
-	loss->huber_h = 0.1;
+	loss->huber_h = 0.5;
 	loss->clip = HUGE_VAL;
 	(void) dpml_json_number(json, "huber_h", &positive, &loss->huber_h);
 
@@ -66,7 +67,7 @@ required_rows(const DpmlJson *json, const char *why)
 
 /* Step sizes: privacy/README.md, "Schedules".  Incomplete is enough where no step is taken. */
 static void
-parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, const DpmlLoss *loss, double lambda, bool complete)
+parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, double smoothness, double lambda, bool complete)
 {
 	double		exponent = 0.5;
 	double		rows;
@@ -75,7 +76,7 @@ parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, const DpmlLoss *los
 	memset(schedule, 0, sizeof(*schedule));
 	schedule->kind = dpml_json_choice(json, "schedule", schedule_names, lengthof(schedule_names), DPML_CONSTANT);
 	schedule->lambda = lambda;
-	schedule->max_step = 1.0 / (dpml_loss_smoothness(loss) + lambda);
+	schedule->max_step = 1.0 / (smoothness + lambda);
 	has_step = dpml_json_number(json, "step_size", &positive, &schedule->step_size);
 	(void) dpml_json_number(json, "exponent", &fraction, &exponent);
 	(void) dpml_json_number(json, "rows", &count, &rows);
@@ -135,12 +136,14 @@ dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, bool steps)
 {
 	DpmlSgdOptions *sgd = &options->sgd;
 	DpmlJson	json;
+	double		rows_per_unit = 1;
 	double		number;
 
 	memset(options, 0, sizeof(*options));
 	dpml_json_open(&json, &jsonb->root, "options");
 	dpml_json_check_keys(&json, option_keys, lengthof(option_keys));
 	parse_loss(&sgd->loss, &json);
+	sgd->units = dpml_json_number(&json, "units", &unit_rows, &rows_per_unit);
 	(void) dpml_json_number(&json, "lambda", &not_negative, &sgd->lambda);
 	sgd->radius = HUGE_VAL;
 	(void) dpml_json_number(&json, "radius", &positive, &sgd->radius);
@@ -148,6 +151,6 @@ dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, bool steps)
 	sgd->average_from = dpml_json_number(&json, "average_from", &step_number, &number) ? (int64) number : 0;
 	sgd->n_features = dpml_json_number(&json, "features", &feature_count, &number) ? (int32) number : 0;
 	options->clip_rows = dpml_json_bool(&json, "clip_rows", true);
-	sgd->units = dpml_json_bool(&json, "units", false);
-	parse_schedule(&sgd->schedule, &json, &sgd->loss, sgd->lambda, steps);
+	/* a batch of b units has up to rows_per_unit b rows: privacy/README.md, "Unit of privacy" */
+	parse_schedule(&sgd->schedule, &json, rows_per_unit * dpml_loss_smoothness(&sgd->loss), sgd->lambda, steps);
 }

@@ -38,6 +38,9 @@ static const DpmlDomain any_number = {-HUGE_VAL, HUGE_VAL, false, false, "a fini
 static const DpmlDomain positive = {0, HUGE_VAL, true, false, "a number > 0"};
 static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
 
+/* Entries of a projection: a second to make, 256 MB to keep. */
+#define MAX_PROJECTION ((double) (1 << 26))
+
 static const DpmlDomain public_seed = {0, 9007199254740992.0, false, true, "an integer from 0 to 2^53"};
 
 static char *
@@ -224,7 +227,8 @@ parse_projection(DpmlSpec *spec, JsonbContainer *object)
 	if (!dpml_json_number(&json, "features", &element_count, &features))
 		dpml_json_refuse(&json, "features", element_count.text);
 	(void) dpml_json_number(&json, "seed", &public_seed, &seed);
-	/* below 2^42 bytes */
+	if (features * encoder->n_raw > MAX_PROJECTION || features + encoder->intercept > DPML_MAX_FEATURES)
+		dpml_json_refuse(&json, "features", "at most 2^26 divided by the features before the projection");
 	matrix = MemoryContextAllocHuge(CurrentMemoryContext,
 									(Size) features * (Size) encoder->n_raw * sizeof(float));
 	dpml_projection((uint64) seed, (int32) features, encoder->n_raw, matrix);

@@ -142,9 +142,13 @@ class Session:
         SpecError
             With the text `failed` in place of a server's error that may quote a row.
         """
+        # Without a row first: what that says of names, types and rights quotes none.
+        self.fetch(sql.SQL("EXPLAIN ") + query)
         try:
             return int(self.fetch_one(query)[0])
-        except (psycopg.DataError, psycopg.errors.RaiseException):
+        except psycopg.OperationalError:  # no connection, cancelled, out of resources
+            raise
+        except psycopg.Error:
             raise SpecError(failed) from None
 
     def _escaped(self, query: sql.Composable) -> sql.Composed:

@@ -49,4 +49,15 @@ class RunFailedError(DpmlError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during a run; the message says what stays charged."""
+    """Ctrl-C or SIGTERM during a run; the message says what stays charged.
+
+    Parameters
+    ----------
+    message : str
+    interrupt : type
+        Of the exception that ended the run.
+    """
+
+    def __init__(self, message: str, interrupt: type[BaseException]) -> None:
+        super().__init__(message)
+        self.interrupt = interrupt

@@ -192,7 +192,7 @@ def predict(
                 id=sql.Identifier(id_column),
                 # CREATE TABLE AS takes no parameters.
                 model=sql.Literal(stored.name),
-                record=record_of(stored.encoder, with_label=False),
+                record=record_of(stored.encoder, relation, with_label=False),
                 table=relation.identifier,
             )
         )

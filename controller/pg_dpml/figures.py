@@ -106,7 +106,7 @@ class _Query:
         self.session = session
         self.model = model
         self.table = table
-        self.record = record_of(model.encoder, with_label=True)
+        self.record = record_of(model.encoder, table, with_label=True)
 
     def rows(self, text: str, **parts: Any) -> list[tuple[Any, ...]]:
         functions = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from pg_dpml import registry
 from pg_dpml.database import Database, Session, SourceTable, sql
-from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
@@ -106,6 +106,8 @@ def release_error(
         release = _plan(session, model, relation, privacy, clip, definition_is_public)
         charge = _charge(session, release)
     spent = f"epsilon = {privacy.epsilon:g} stays charged (entry {charge} of dpml.ledger)"
+    # Raised anew outside the except block, for the reasons given in train.py.
+    failure: BaseException | None = None
     try:
         with database.session("REPEATABLE READ") as session:
             if _count(session, relation, release.guarantee) != release.n_rows:
@@ -115,14 +117,13 @@ def release_error(
                 )
             ((total,),) = session.fetch(_sum(release), {"model": name})
     except KeyboardInterrupt as interrupt:
-        raise RunInterrupted(f"interrupted: nothing was released; {spent}") from interrupt
-    except RunFailedError:
-        raise
-    except DpmlError:
-        # The server's text may quote a row, so neither it nor its type is passed on.
-        raise RunFailedError(
-            f"the evaluation failed on the server and nothing was released; {spent}"
-        ) from None
+        failure = RunInterrupted(f"interrupted: nothing was released; {spent}", type(interrupt))
+    except RunFailedError as error:
+        failure = error
+    except Exception:
+        failure = RunFailedError(f"the evaluation failed on the server and nothing was released; {spent}")
+    if failure is not None:
+        raise failure
     noisy = mechanisms.release_sum(total, release.noise, Noise())
     return release.model, release.table, _error(release, noisy, charge)
 
@@ -162,7 +163,7 @@ def _plan(
         sql.SQL(
             "SELECT dpml.predict(%(model)s, {record}), dpml.label(%(model)s, {record}) "
             "FROM (SELECT (NULL::{table}).*) AS t"
-        ).format(record=record_of(model.encoder, with_label=True), table=table.identifier),
+        ).format(record=record_of(model.encoder, table, with_label=True), table=table.identifier),
         {"model": model.name},
     )
     session.fetch(_sum(release) + sql.SQL(" LIMIT 0"), {"model": model.name})
@@ -173,7 +174,9 @@ def _require_public_rows(model: registry.Model, table: SourceTable, definition_i
     """Refuse what may choose rows, or fail, by a private value."""
     if table.row_security:
         raise GuaranteeError(f"{table.name} has row-level security, so its rows depend on who asks")
+    unit = model.privacy.get("unit")
     used = [model.encoder["label"]["name"], *(column["name"] for column in model.encoder["columns"])]
+    used += [unit] if unit else []
     computed = [name for name in used if table.columns[name].virtual]
     if (table.kind in "vmf" or computed) and not definition_is_public:
         what = f"column {computed[0]}, which is computed when it is read," if computed else table.name
@@ -248,7 +251,7 @@ def _sum(release: _Release) -> sql.Composed:
 
     Source: privacy/README.md, "Scores and errors".
     """
-    record = record_of(release.model.encoder, with_label=True)
+    record = record_of(release.model.encoder, release.table, with_label=True)
     rows = _used_rows(release.table, release.guarantee, sql.SQL("{} AS record").format(record))
     if release.clip is None:
         return (

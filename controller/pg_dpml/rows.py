@@ -12,7 +12,7 @@ from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, s
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
 from pg_dpml.moments import MOMENTS, moment_number
-from pg_dpml.spec import MAX_FEATURES, Column, DataSpec, Label
+from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, Column, DataSpec, Label
 
 __all__ = ["PackedRows", "Source", "count_units", "from_clause", "pack", "record_of", "repack", "resolve"]
 
@@ -74,12 +74,17 @@ def resolve(session: Session, data: DataSpec) -> Source:
     label_type = _type_of(table, data.label.column)
     _check_label(data.label, label_type)
     if data.unit is not None:
-        _type_of(table, data.unit)
+        _require_unit_type(_type_of(table, data.unit), data.unit)
     names = [name for column in columns for name in _feature_names(column)]
     if len(names) >= MAX_FEATURES:
         raise SpecError(f"columns: {len(names)} features, more than the {MAX_FEATURES - 1} a model may have")
     n_values = sum(_stored_values(column) for column in columns) + data.intercept
     if data.projection is not None:
+        if data.projection * len(names) > MAX_PROJECTION:
+            raise SpecError(
+                f"projection must be at most {MAX_PROJECTION // len(names)} "
+                f"with {len(names)} features before it"
+            )
         names = [f"projection {i + 1}" for i in range(data.projection)]
         n_values = len(names) + 1
     if data.intercept:
@@ -118,7 +123,7 @@ def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
         raise GuaranteeError(
             f"{data.table} has row-level security, so its rows depend on who asks: train on a table without"
         )
-    used = [data.label.column, *(column.name for column in data.columns)]
+    used = [data.label.column, *(column.name for column in data.columns), *filter(None, [data.unit])]
     computed = [name for name in used if name in table.columns and table.columns[name].virtual]
     if computed and not data.definition_is_public:
         raise GuaranteeError(
@@ -205,6 +210,13 @@ def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
     return entry
 
 
+def _require_unit_type(column_type: ColumnType, unit: str) -> None:
+    if column_type.kind in ("array", "other") and column_type.name not in ("uuid", "bytea", "oid", "inet"):
+        raise SpecError(
+            f"unit {unit}: a unit is told by a number, a text, a date or a uuid, not by {column_type.name}"
+        )
+
+
 def _require_levels(column_type: ColumnType, where: str) -> None:
     if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
         raise SpecError(f"{where}: values of type {column_type.name} cannot be listed")
@@ -270,13 +282,32 @@ def from_clause(source: Source) -> sql.Composed:
     return clause
 
 
-def record_of(encoder: Mapping[str, Any], *, with_label: bool) -> sql.Composed:
-    """`ROW(t.a, t.b, ...)` in the encoder's order: it needs no privilege on other columns."""
-    names = [column["name"] for column in encoder["columns"]]
+def record_of(encoder: Mapping[str, Any], table: SourceTable, *, with_label: bool) -> sql.Composed:
+    """`ROW(t.a, t.b, ...)` in the encoder's order: it needs no privilege on other columns.
+
+    Text too long to be a level and arrays of another length become NULL,
+    which encodes as they do: a record of several huge values could not be
+    made, and that would tell of a row.
+    """
+    lengths = {column["name"]: column.get("length") for column in encoder["columns"]}
     if with_label:
-        names.append(encoder["label"]["name"])
-    fields = [sql.Identifier("t", name) for name in names]
+        lengths[encoder["label"]["name"]] = None
+    fields = [_bounded_field(name, length, table) for name, length in lengths.items()]
     return sql.SQL("ROW({})").format(sql.SQL(", ").join(fields))
+
+
+def _bounded_field(name: str, length: int | None, table: SourceTable) -> sql.Composed:
+    field = sql.Identifier("t", name)
+    column_type = table.columns[name]
+    if column_type.kind == "text":
+        fits = sql.SQL("pg_catalog.octet_length({}::pg_catalog.text) <= {}").format(
+            field, sql.Literal(LONGEST_LEVEL)
+        )
+    elif column_type.kind == "array" and not column_type.vector and length is not None:
+        fits = sql.SQL("pg_catalog.cardinality({}) = {}").format(field, sql.Literal(length))
+    else:
+        return sql.Composed([field])
+    return sql.SQL("CASE WHEN {} THEN {} END").format(fits, field)
 
 
 def count_units(session: Session, source: Source) -> int:
@@ -295,6 +326,9 @@ def count_units(session: Session, source: Source) -> int:
         "may quote a row: write the filter, or the view, so that it can fail on no row",
     )
 
+
+MAX_PROJECTION = 2**26
+"""Entries of a projection matrix, as in udas/spec.c."""
 
 _ANY_ORDER = sql.SQL("pg_catalog.random()")
 
@@ -357,7 +391,7 @@ def pack(session: Session, source: Source) -> PackedRows:
     of a unit stay together, under the key of one of them.
     Source: privacy/README.md, "Randomness" and "Unit of privacy".
     """
-    record = record_of(source.encoder, with_label=True)
+    record = record_of(source.encoder, source.table, with_label=True)
     parameters = {"encoder": json_parameter(source.encoder)}
     if source.unit is None:
         encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)

@@ -32,6 +32,8 @@ LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
 MAX_FEATURES = 2**20
 MAX_ROWS_PER_UNIT = 10**6
+LONGEST_LEVEL = 10_000
+"""Bytes of the longest level or class; longer text in a row is none of them."""
 AVERAGES = ("none", "all", "tail")
 
 
@@ -84,6 +86,8 @@ def _level(value: object, name: str) -> str:
     """A category level or class as the text the server compares."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str) and len(value.encode()) > LONGEST_LEVEL:
+        raise SpecError(f"{name} must have values of at most {LONGEST_LEVEL} bytes")
     if isinstance(value, str | int | float | date):
         return str(value)
     raise SpecError(f"{name} must be text, a number, a boolean or a date, not {value!r}")
@@ -95,8 +99,11 @@ def _levels(value: object, name: str, at_least: int) -> tuple[str, ...] | None:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise SpecError(f"{name} must be a list, not {value!r}")
     levels = tuple(_level(item, name) for item in value)
-    if len(levels) < at_least or len(set(levels)) != len(levels):
+    if len(levels) < at_least:
         raise SpecError(f"{name} must list at least {at_least} different values")
+    if len(set(levels)) != len(levels):
+        twice = next(level for level in levels if levels.count(level) > 1)
+        raise SpecError(f"{name} must list different values, and {twice!r} only once")
     return levels
 
 

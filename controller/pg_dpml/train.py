@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from pg_dpml import registry
 from pg_dpml.database import Database, Session, json_parameter, sql
-from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.errors import RunFailedError, RunInterrupted, SpecError
 from pg_dpml.maintenance import versions
 from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.methods.plan import Plan, Problem
@@ -153,21 +153,26 @@ def train(
         registry.require_new_name(session, name)
         charge = _charge(session, resolved, decided, name)
     spent = _spent(decided, charge)
+    # What ends a charged run is raised anew, outside the except block: the server's text may quote a row,
+    # and the frames of the first exception hold un-noised weights.
+    failure: BaseException
     try:
         with database.session("REPEATABLE READ") as session:
             model, passes = _run(session, resolved, decided, data, name, charge, progress)
+        return TrainResult(model, decided, passes, time.monotonic() - started)
     except KeyboardInterrupt as interrupt:
-        raise RunInterrupted(
-            f"interrupted: the work tables are dropped, no model was stored; {spent}"
-        ) from interrupt
+        text = f"interrupted: the work tables are dropped, no model was stored; {spent}"
+        failure = RunInterrupted(text, type(interrupt))
     except RunFailedError as error:
-        raise RunFailedError(f"{error}; {spent}") from None
-    except DpmlError:
+        failure = RunFailedError(f"{error}; {spent}")
+    except Exception:
         if charge is None:
             raise
-        # The server's text may quote a row, so neither it nor its type is passed on.
-        raise RunFailedError(f"the run failed on the server and no model was stored; {spent}") from None
-    return TrainResult(model, decided, passes, time.monotonic() - started)
+        failure = RunFailedError(
+            f"the run failed on the server and no model was stored; {spent}. "
+            "The server's log has the reason; it is not shown because it may quote a row"
+        )
+    raise failure
 
 
 def _plan(
@@ -262,15 +267,14 @@ def _run(
 
 
 def _privacy_record(decided: Plan) -> dict[str, Any]:
+    unit = {"unit": decided.problem.unit, "max_rows_per_unit": decided.problem.max_rows_per_unit}
     if decided.guarantee is None or decided.noise is None:
-        return {"private": False}
-    return {
+        return {"private": False} | unit
+    return unit | {
         "private": True,
         "epsilon": decided.guarantee.epsilon,
         "delta": decided.guarantee.delta,
         "relation": decided.guarantee.relation.value,
-        "unit": decided.guarantee.unit,
-        "max_rows_per_unit": decided.guarantee.max_rows_per_unit,
         "noise": asdict(decided.noise),
     }
 

@@ -115,9 +115,10 @@ def test_units_of_several_rows_multiply_the_sensitivity() -> None:
     one = bolt(PROBLEMS["logistic"], **training)
     several = bolt(dataclasses.replace(PROBLEMS["logistic"], unit="id", max_rows_per_unit=4), **training)
     assert sensitivity(several) == pytest.approx(4.0 * sensitivity(one), rel=1e-12)
-    assert several.sgd.units
-    assert not one.sgd.units
-    assert several.sgd.options(90)["units"] is True
+    assert several.sgd.smoothness == 4.0 * one.sgd.smoothness
+    assert several.sgd.schedule.max_step == pytest.approx(one.sgd.schedule.max_step / 4.0)
+    assert several.sgd.options(90)["units"] == 4
+    assert "units" not in one.sgd.options(90)
 
 
 def test_a_clip_sets_the_sensitivity() -> None:

@@ -417,7 +417,8 @@ def test_a_failed_run_stays_charged_and_quotes_nothing(
     (entry,) = ledger(connection)
     assert str(failure.value) == (
         "the run failed on the server and no model was stored; epsilon = 1, delta = 1e-06 "
-        f"stay charged (entry {entry[0]} of dpml.ledger)"
+        f"stay charged (entry {entry[0]} of dpml.ledger). The server's log has the reason; it is not shown "
+        "because it may quote a row"
     )
     assert "secret" not in "".join(traceback.format_exception(failure.value))
     assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0

@@ -239,7 +239,7 @@ def test_worst_unit_reaches_its_sensitivity(
         lambda_=0.05,
         batch_size=batch_size,
         passes=3,
-        units=True,
+        max_rows_per_unit=4,
     )
     found = neighbours.bound(run, n_units, relation, rows_per_unit=4)
     worst = worst_unit_distance(run, n_units, 4, relation)

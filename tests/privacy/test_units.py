@@ -122,7 +122,7 @@ def test_neighbours_stay_within_the_sensitivity(name: str) -> None:
         other_x[members] = -x[members]
         if rng.random() < 0.3:
             other_y[members] = [label(rng, loss) for _ in range(int(members.sum()))]
-        cap = 1.0 / loss.smoothness
+        cap = 1.0 / (m * loss.smoothness)
         schedule = Schedule("constant", step_size=float(rng.choice([0.1, 1.0])) * cap, max_step=cap)
         passes = int(rng.integers(1, 3))
         models: list[FloatArray] = []
@@ -142,7 +142,7 @@ def test_neighbours_stay_within_the_sensitivity(name: str) -> None:
             models.append(w)
         bound = kernels.sensitivity(
             schedule=schedule,
-            smoothness=loss.smoothness,
+            smoothness=m * loss.smoothness,
             lambda_=0.0,
             gradient_change=m * 2.0 * loss.lipschitz,
             n_rows=n_units,
@@ -155,6 +155,43 @@ def test_neighbours_stay_within_the_sensitivity(name: str) -> None:
     assert reached > 0.3  # the bound is not idle
 
 
+def far_apart(step_size: float, m: int, batch_size: int, unit: int, n_units: int = 200) -> float:
+    """Distance of two runs on aligned rows of clipped squared loss, one unit's labels +1 or -1."""
+    starts = [i % m == 0 for i in range(n_units * m)]
+    x = np.full((n_units * m, 1), 1.0 - 2.0**-20)
+    models = []
+    for other in (1.0, -1.0):
+        y = np.zeros(n_units * m)
+        y[unit * m : (unit + 1) * m] = other
+        schedule = Schedule("constant", step_size=step_size, max_step=step_size)
+        found = replay.sgd_blocks(
+            [replay.pack_dense(x, y, starts)],
+            n_features=1,
+            loss=Loss("squared", clip=1.0),
+            schedule=schedule,
+            batch_size=batch_size,
+            units=True,
+        )
+        models.append(found.weights[0])
+    return float(abs(models[0] - models[1]))
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 8])
+def test_a_step_of_a_unit_is_as_steep_as_all_its_rows(m: int) -> None:
+    """Where the loss is curved at every row, distances grow once eta m beta > 2; the cap forbids it."""
+    problem = Problem(200, 1, 1, "regression", "patient", m)
+    spec = TrainSpec(clip=1.0, passes=1, batch_size=10, step_size=100.0)
+    plan = bolt_on.plan(problem, PrivacySpec(1.0, 1e-6), spec)
+    assert plan.noise is not None
+    step_size = plan.sgd.schedule.step(1)
+    assert step_size * m <= 1.0 + 1e-12
+    reached = [far_apart(step_size, m, 10, unit) / plan.noise.sensitivity for unit in range(0, 200, 5)]
+    assert 0.9 <= max(reached) <= 1.0 + 1e-9
+    if m > 2:  # with a step that beta alone would allow, the distance is far beyond m D eta / b
+        wild = [far_apart(1.0, m, 10, unit) for unit in range(0, 200, 5)]
+        assert max(wild) > 2.0 * (m * 2.0 / 10)
+
+
 def test_the_plan_charges_a_unit_for_all_its_rows() -> None:
     privacy, spec = PrivacySpec(1.0, 1e-6), TrainSpec(passes=2, batch_size=10, step_size=0.1)
     row = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
@@ -164,7 +201,7 @@ def test_the_plan_charges_a_unit_for_all_its_rows() -> None:
     assert unit.noise.sensitivity == pytest.approx(7 * row.noise.sensitivity, rel=1e-12)
     assert unit.guarantee is not None
     assert unit.guarantee.unit == "patient"
-    assert unit.sgd.options(1000)["units"] is True
+    assert unit.sgd.options(1000)["units"] == 7
     assert "units" not in row.sgd.options(1000)
 
 

@@ -67,6 +67,35 @@ scale_number(const DpmlColumn *column, const Bounds *bounds, double v)
 	return dpml_finite(scaled) ? scaled : 0.0;
 }
 
+/*
+ * scale_number for many numbers of finite bounds, without log1p: the same
+ * arithmetic in the same order, free of branches so that it runs in lanes.
+ */
+static DPML_CLONES void
+scale_numbers(const DpmlColumn *column, const Bounds *bounds, int32_t n, const double *v, double *out)
+{
+	double		lower = column->lower;
+	double		upper = column->upper;
+	double		base = bounds->half * bounds->lower;
+	double		half = bounds->half;
+	double		width = bounds->width;
+	double		stretch = column->scale == DPML_CENTER ? 2.0 : 1.0;
+	double		shift = column->scale == DPML_CENTER ? 1.0 : 0.0;
+
+	for (int32_t j = 0; j < n; j++)
+	{
+		double		x = v[j] < lower ? lower : v[j];
+		double		scaled;
+
+		x = x > upper ? upper : x;
+		scaled = (half * x - base) / width;
+		scaled = scaled < 0.0 ? 0.0 : scaled;
+		scaled = scaled > 1.0 ? 1.0 : scaled;
+		scaled = stretch * scaled - shift;
+		out[j] = x == x ? scaled : 0.0;
+	}
+}
+
 static int32_t
 reduced(int32_t pixels, int32_t stride)
 {
@@ -94,13 +123,12 @@ blurred(const DpmlColumn *column, const Bounds *bounds, const double *pixels, in
 	double		sum = 0.0;
 	int32_t		n = 0;
 
-	for (int32_t i = r - reach; i <= r + reach; i++)
-		for (int32_t j = c - reach; j <= c + reach; j++)
-			if (i >= 0 && i < image->rows && j >= 0 && j < image->columns)
-			{
-				sum += scale_number(column, bounds, pixels[(int64_t) i * image->columns + j]);
-				n++;
-			}
+	for (int32_t i = r > reach ? r - reach : 0; i <= r + reach && i < image->rows; i++)
+		for (int32_t j = c > reach ? c - reach : 0; j <= c + reach && j < image->columns; j++)
+		{
+			sum += scale_number(column, bounds, pixels[(int64_t) i * image->columns + j]);
+			n++;
+		}
 	return sum / n;
 }
 
@@ -138,6 +166,8 @@ encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
 		return;
 	else if (column->image.rows > 0)
 		encode_image(column, &bounds, value->elements, out);
+	else if (column->scale != DPML_STANDARD && !column->log1p)
+		scale_numbers(column, &bounds, column->width, value->elements, out);
 	else
 		for (int32_t j = 0; j < column->width; j++)
 			out[j] = scale_number(column, &bounds, value->elements[j]);

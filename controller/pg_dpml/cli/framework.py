@@ -149,7 +149,7 @@ def command(function: Callable[..., None]) -> None:
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as interrupt:
             typer.echo(f"dpml: {str(interrupt) or 'interrupted'}", err=True)
-            terminated = isinstance(interrupt, _Terminated) or isinstance(interrupt.__cause__, _Terminated)
+            terminated = _Terminated in (type(interrupt), getattr(interrupt, "interrupt", None))
             raise typer.Exit(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED) from None
 
     keyword = inspect.Parameter.KEYWORD_ONLY

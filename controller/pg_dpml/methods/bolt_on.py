@@ -15,12 +15,13 @@ fewest that keep a step well below its cap.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from pg_dpml import kernels
+from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.plan import (
     Guarantee,
@@ -48,6 +49,12 @@ PASSES_WITH_LAMBDA = 10
 """In one pass the last batch is not contracted by lambda; ten spread every row over the run."""
 
 STRONGLY_CONVEX_PASSES = 5
+DEFAULT_RADIUS = 1000.0
+"""Far beyond the norm of a useful model; it keeps the rounding of very long runs within its allowance."""
+
+SMALLEST_SENSITIVITY = 1e-290
+"""Below it the arithmetic of the release loses digits; no sensible run comes near."""
+
 WARN_SCORE_NOISE = 1.0
 """Noise in a score above which a model says little: logits of real models are a few units."""
 
@@ -80,7 +87,7 @@ def _step_budget(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
 def _default_steps(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> _Steps:
     """Schedule, step size, batch size and passes, as far as the user left them open."""
     lambda_ = spec.lambda_ or 0.0
-    cap = 1.0 / (loss.smoothness + lambda_)
+    cap = 1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)
     tau = _step_budget(problem, privacy, loss)
     n_rows = max(problem.n_rows, 1)
     too_strong = lambda_ * tau >= 0.9  # a constant step could not use the budget up
@@ -142,19 +149,35 @@ def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
         batch_size=steps.batch_size,
         passes=steps.passes,
     )
-    noise = _calibrate(problem, privacy, sgd)
     delta = privacy.delta_for(problem.n_rows)
-    if delta == 0.0:
-        delta = mechanisms.sampler_delta(problem.n_weights)
-    guarantee = Guarantee(privacy.epsilon, delta, privacy.relation, problem.unit, problem.max_rows_per_unit)
-    return Plan("bolt-on", problem, sgd, guarantee, noise, None, _warnings(problem, privacy, noise, delta))
+    floor = mechanisms.gaussian_delta_floor(problem.n_weights)
+    if 0.0 < delta < floor:
+        raise GuaranteeError(
+            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
+            f"{problem.n_weights} weights: take a larger delta, or delta = 0 for K-norm noise"
+        )
+    run, rounding = _measure(problem, privacy, sgd)
+    if spec.radius is None and rounding > 0.1 * mechanisms.ROUNDING_LIMIT * run.sensitivity:
+        sgd = replace(sgd, radius=DEFAULT_RADIUS)
+        run, rounding = _measure(problem, privacy, sgd)
+    if run.steps > 0 and run.sensitivity < SMALLEST_SENSITIVITY:
+        raise GuaranteeError(
+            f"the sensitivity {run.sensitivity:.1e} is too small for float64: take a larger step_size or clip"
+        )
+    noise = mechanisms.calibrate(run.sensitivity, rounding, problem.n_weights, privacy.epsilon, delta)
+    reported = delta if delta > 0.0 else mechanisms.sampler_delta(problem.n_weights)
+    guarantee = Guarantee(
+        privacy.epsilon, reported, privacy.relation, problem.unit, problem.max_rows_per_unit
+    )
+    warnings = _warnings(problem, privacy, noise, reported)
+    return Plan("bolt-on", problem, sgd, guarantee, noise, None, warnings)
 
 
-def _calibrate(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> mechanisms.ReleaseNoise:
-    """Sensitivity of the run, head room for rounding, and the noise for both."""
+def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.Sensitivity, float]:
+    """Sensitivity of the run, and how far its own rounding can move it."""
     run = kernels.sensitivity(
         schedule=sgd.schedule,
-        smoothness=sgd.loss.smoothness,
+        smoothness=sgd.smoothness,
         lambda_=sgd.lambda_,
         gradient_change=_gradient_change(problem, privacy, sgd.loss),
         n_rows=problem.n_rows,
@@ -167,20 +190,15 @@ def _calibrate(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> mechanisms.R
         steps=run.steps,
         step_sum=run.step_sum,
         step_max=run.step_max,
-        lipschitz=sgd.loss.lipschitz,
-        smoothness=sgd.loss.smoothness,
+        # of a batch's mean gradient, to which a unit adds up to m rows
+        lipschitz=problem.max_rows_per_unit * sgd.loss.lipschitz,
+        smoothness=sgd.smoothness,
         lambda_=sgd.lambda_,
         radius=sgd.radius,
         batch_size=sgd.batch_size * problem.max_rows_per_unit,
         n_weights=problem.n_weights,
     )
-    return mechanisms.calibrate(
-        run.sensitivity,
-        rounding,
-        problem.n_weights,
-        privacy.epsilon,
-        privacy.delta_for(problem.n_rows),
-    )
+    return run, rounding
 
 
 def _warnings(

@@ -74,8 +74,8 @@ class Sgd:
         First step whose iterate enters the average; 0 releases the last iterate.
     fresh_order : bool
         A new order of the rows every pass.
-    units : bool
-        Batches count units of privacy of several rows, not rows.
+    max_rows_per_unit : int or None
+        m, where batches count units of privacy of up to m rows; None: rows.
     """
 
     loss: Loss
@@ -87,7 +87,15 @@ class Sgd:
     passes: int
     average_from: int
     fresh_order: bool
-    units: bool
+    max_rows_per_unit: int | None
+
+    @property
+    def smoothness(self) -> float:
+        """Bound on the data Hessian of a step: m beta, as a batch of b units has up to b m rows.
+
+        Source: privacy/README.md, "Unit of privacy".
+        """
+        return (self.max_rows_per_unit or 1) * self.loss.smoothness
 
     def steps(self, n_rows: int, passes: int) -> int:
         """Steps of so many passes: passes ceil(n / b)."""
@@ -102,8 +110,8 @@ class Sgd:
             "schedule": self.schedule.kind,
             "rows": n_rows,
         }
-        if self.units:
-            options["units"] = True
+        if self.max_rows_per_unit is not None:
+            options["units"] = self.max_rows_per_unit
         if self.loss.n_classes > 1:
             options["classes"] = self.loss.n_classes
         if self.loss.kind == "huber_svm":
@@ -240,7 +248,7 @@ def make_sgd(
             step_size=spec.step_size or step_size,
             offset=float(max(problem.n_rows, 1)) ** spec.exponent,
             lambda_=lambda_,
-            max_step=1.0 / (loss.smoothness + lambda_),
+            max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_),
         ),
         exponent=spec.exponent,
         lambda_=lambda_,
@@ -249,7 +257,7 @@ def make_sgd(
         passes=passes,
         average_from=_average_start(spec.average or "none", spec.tail, steps),
         fresh_order=spec.fresh_order,
-        units=problem.unit is not None,
+        max_rows_per_unit=problem.max_rows_per_unit if problem.unit is not None else None,
     )
 
 

@@ -205,6 +205,26 @@ def sampler_delta(n_weights: int) -> float:
     return n_weights * 2.0**-40
 
 
+def gaussian_delta_floor(n_weights: int) -> float:
+    """Smallest delta that Gaussian noise of the sampler can honestly claim.
+
+    Parameters
+    ----------
+    n_weights : int
+        Length of the vector, >= 1.
+
+    Returns
+    -------
+    float
+        n_weights 2^-66: above the tail beyond 9.4 standard deviations, which 64 bits do not reach.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Floating point".
+    """
+    return n_weights * 2.0**-66
+
+
 def _knorm_is_better(epsilon: float, delta: float, n_weights: int) -> bool:
     """Whether K-norm noise is the smaller one. Its own delta must fit into delta."""
     if delta == 0.0:
