@@ -258,11 +258,12 @@ softmax    -ln of the probability of class y = 0, 1, ...; classes is required
 logistic and huber_svm with classes train one model a class against all others.'
 WHEN 'options' THEN
 'Keys of the options of dpml.sgd_epoch and dpml.loss, a JSON object:
-loss (required), classes, huber_h (0.5), clip: the loss; clip bounds its derivative
+loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
 lambda (0), radius: L2 regulariser, and the ball that weights are kept in
 batch_size (1), schedule (constant), step_size, exponent (0.5), rows: the steps; rows is n, for n^c and 1/sqrt(n)
 schedules: constant, decreasing, sqrt_decreasing, strongly_convex (needs lambda), inverse_sqrt
-average_from: first step whose weights enter the average; features; clip_rows (true); units: the most rows of a unit, where blocks and batches are of units'
+average_from: first step whose weights enter the average; features; clip_rows (true)
+units: the most rows of a unit of privacy, where blocks say which rows make one and batches count them'
 WHEN 'spec' THEN
 '{"columns": [{"name": "age", "kind": "numeric", "lower": 17, "upper": 90, "scale": "center", "log1p": false},
   {"name": "ok", "kind": "boolean"}, {"name": "work", "kind": "category", "levels": ["a", "b"]},

@@ -37,7 +37,7 @@ parse_loss(DpmlLoss *loss, const DpmlJson *json)
 
 	loss->kind = dpml_json_choice(json, "loss", loss_names, lengthof(loss_names), -1);
 	loss->n_classes = 1;
-	loss->huber_h = 0.5;
+	loss->huber_h = 0.1;
 	loss->clip = HUGE_VAL;
 	(void) dpml_json_number(json, "huber_h", &positive, &loss->huber_h);
 

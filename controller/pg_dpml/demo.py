@@ -19,8 +19,8 @@ from pg_dpml.train import Progress, TrainResult, train
 
 __all__ = ["ADULT_SPEC", "Demo", "adult_server", "run_demo"]
 
-PRIVATE_MODEL = "income_v1"
-PLAIN_MODEL = "income_not_private"
+PRIVATE_MODEL = "adult_demo"
+PLAIN_MODEL = "adult_not_private"
 
 
 @dataclass(frozen=True)

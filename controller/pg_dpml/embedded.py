@@ -138,6 +138,18 @@ class EmbeddedServer:
         """Connection string of the superuser, database postgres."""
         return self.dsn_of("postgres")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The `PG*` variables that lead a client to `dsn`."""
+        if self._sockets is None:
+            raise DpmlError("the embedded server is not running")
+        return {
+            "PGHOST": str(self._sockets),
+            "PGPORT": str(_PORT),
+            "PGUSER": "postgres",
+            "PGDATABASE": "postgres",
+        }
+
     def dsn_of(self, database: str, user: str = "postgres") -> str:
         """Connection string of another database or role."""
         if self._sockets is None:

@@ -18,8 +18,9 @@ OLDEST_SERVER = 150000
 ROLES = ("dpml_curator", "dpml_analyst")
 
 CURATOR_RIGHTS = """
-pg_catalog.has_table_privilege('dpml.ledger', 'INSERT')
-AND pg_catalog.has_table_privilege('dpml.models', 'SELECT, INSERT')
+pg_catalog.has_any_column_privilege('dpml.ledger', 'INSERT')
+AND pg_catalog.has_table_privilege('dpml.models', 'SELECT')
+AND pg_catalog.has_any_column_privilege('dpml.models', 'INSERT')
 AND pg_catalog.has_schema_privilege('dpml_work', 'CREATE')
 AND pg_catalog.has_function_privilege('dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb)', 'EXECUTE')
 """
@@ -215,7 +216,7 @@ def _left_behind(session: Session) -> Check:
         size = sum(table.bytes for table in orphans) / 2**20
         found = f"{len(orphans)} tables left in dpml_work, {size:.1f} MB, with un-noised rows or weights"
         return Check("work tables", False, found, "dpml cleanup")
-    advice = "a dump or file copy taken during a run holds its rows: pg_dump --no-unlogged-table-data"
+    advice = "a file copy of the server taken during a run may hold its rows; a dump does not"
     return Check("work tables", True, "of live runs only" if tables else "none left", note=advice)
 
 

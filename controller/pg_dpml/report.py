@@ -123,7 +123,8 @@ def plan_text(plan: Plan) -> str:
             f"Sensitivity {plan.noise.sensitivity:.4g} (L2 distance one row can move the model)",
             f"Noise       {plan.noise.kind}, scale {plan.noise.scale:.4g}: adds a standard deviation of "
             f"{plan.noise.score_stddev:.3g} to the score of a row. Scores of a good model lie a few units "
-            "from zero; noise well below 1 costs little.",
+            "from zero; noise well below 1 costs little. By default it is the same for every epsilon, and a "
+            "larger epsilon buys longer steps.",
         ]
     lines.append(f"Guarantee   {guarantee_text(plan.guarantee)}")
     lines += [f"Warning     {warning}" for warning in plan.warnings]
@@ -146,7 +147,8 @@ def result_record(result: TrainResult) -> dict[str, Any]:
 
 def result_text(result: TrainResult) -> str:
     """A run as a few lines of text."""
-    lines = [f"Model {result.model.name}: {result.passes} passes in {result.seconds:.1f} s."]
+    passes = "1 pass" if result.passes == 1 else f"{result.passes} passes"
+    lines = [f"Model {result.model.name}: {passes} in {result.seconds:.1f} s."]
     if result.model.charge is not None:
         lines.append(f"Charged as entry {result.model.charge} of dpml.ledger.")
     return "\n".join(lines) + "\n" + plan_text(result.plan)

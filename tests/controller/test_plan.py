@@ -200,7 +200,8 @@ def test_default_total_step_makes_the_noise_in_a_score_a_constant(
     if plan.sgd.schedule.step_size <= plan.sgd.schedule.max_step:  # not cut short by MOST_PASSES and the cap
         assert plan.noise.score_stddev == pytest.approx(bolt_on.SCORE_NOISE, rel=0.01)
     assert plan.sgd.loss.clip == 0.5
-    assert not plan.warnings
+    if epsilon > 0.01:  # at 0.01 and delta = 0 the run is too short, and says so
+        assert not plan.warnings
 
 
 @pytest.mark.parametrize("loss", PROBLEMS)
@@ -260,8 +261,26 @@ def test_losses_fit_the_task(problem: Problem, training: dict[str, Any], words: 
 
 def test_a_run_that_rounding_would_spoil_is_refused() -> None:
     with pytest.raises(GuaranteeError, match="rounding") as refusal:
-        bolt(Problem(10**5, 2**20, 1, "binary"), passes=1000, batch_size=1, step_size=1e-3)
+        bolt(Problem(10**5, 2**20, 1, "binary"), passes=1000, batch_size=1, step_size=1e-3, radius=1e9)
     assert refusal.value.exit_code == 5
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("n_rows", [10**6, 10**7, 10**8])
+def test_defaults_serve_large_tables(n_rows: int, epsilon: float) -> None:
+    """Long runs are kept in a ball, so that their rounding stays within its allowance."""
+    plan = bolt(Problem(n_rows, 51, 1, "binary"), PrivacySpec(epsilon))
+    assert plan.noise is not None
+    assert plan.noise.score_stddev <= 0.41
+    assert math.isinf(plan.sgd.radius) or plan.sgd.options(n_rows)["radius"] == 1000.0
+
+
+def test_a_run_too_short_to_learn_is_warned_of() -> None:
+    short = bolt(Problem(500, 5, 1, "binary"), PrivacySpec(0.01, 1e-6))
+    assert any("too little to learn" in text for text in short.warnings)
+    empty = bolt(Problem(0, 5, 1, "binary"), PrivacySpec(1.0, 1e-6))
+    assert any("empty" in text for text in empty.warnings)
+    assert not bolt(Problem(40_000, 50, 1, "binary"), PrivacySpec(1.0)).warnings
 
 
 @pytest.mark.parametrize("task", ["binary", "regression", "multiclass"])

@@ -72,7 +72,7 @@ def wanted(x: FloatArray, y: FloatArray, options: Options, passes: int = 1) -> l
         passes=passes,
         n_outputs=options.get("classes", 1),
         clip=options.get("clip", math.inf),
-        h=options.get("huber_h", 0.5),
+        h=options.get("huber_h", 0.1),
     )
 
 

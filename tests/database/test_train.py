@@ -347,7 +347,7 @@ def test_noiseless_models_are_stamped_and_charge_nothing(
     assert result.passes < result.plan.sgd.passes  # the convergence test
     assert ledger(connection) == []
     assert scalar(connection, "SELECT private FROM dpml.models WHERE name = 'm'") is False
-    assert result.model.privacy == {"private": False}
+    assert result.model.privacy == {"private": False, "unit": None, "max_rows_per_unit": 1}
     with pytest.raises(SpecError, match="not private: leave epsilon"):
         pg_dpml.train(database, people.spec(), PRIVACY, training, name="m2")
     with pytest.raises(SpecError, match="needs epsilon"):

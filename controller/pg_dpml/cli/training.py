@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +17,10 @@ from pg_dpml.cli.framework import ModelName, Output, OutputFormat, Spec, Table, 
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
 
 _KEEP = """
-The server runs until you press Ctrl-C. In another terminal:
-  DSN="{dsn}"
+The server runs until you press Ctrl-C. In another terminal, and then as README.md, "Five minutes", goes on:
+  export PATH={folder}:$PATH
+  export {environment}
   dpml demo --spec > adult.toml
-  dpml plan adult.toml --epsilon 0.1 --dsn "$DSN"
-  dpml train adult.toml --epsilon 0.1 --name income_v2 --dsn "$DSN"
-  dpml evaluate income_v2 --table adult_test --public --dsn "$DSN"
-  dpml predict income_v2 --table adult_test --id id --into predictions --dsn "$DSN"
 """
 
 _NEXT = """
@@ -132,7 +131,9 @@ def demo(
         found = run_demo(server, epsilon, progress_bar)
         Output("", False, format).print(found.text, found.record)
         if keep:
-            typer.echo(_KEEP.format(dsn=server.dsn), err=True)
+            environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in server.environment.items())
+            commands = shlex.quote(str(Path(sys.argv[0]).resolve().parent))
+            typer.echo(_KEEP.format(folder=commands, environment=environment), err=True)
             while True:
                 signal.pause()
     typer.echo(_NEXT, err=True)

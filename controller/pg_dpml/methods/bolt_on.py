@@ -55,6 +55,9 @@ DEFAULT_RADIUS = 1000.0
 SMALLEST_SENSITIVITY = 1e-290
 """Below it the arithmetic of the release loses digits; no sensible run comes near."""
 
+WARN_STEP_SUM = 20.0
+"""Total step length below which a model hardly leaves zero."""
+
 WARN_SCORE_NOISE = 1.0
 """Noise in a score above which a model says little: logits of real models are a few units."""
 
@@ -169,7 +172,7 @@ def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
     guarantee = Guarantee(
         privacy.epsilon, reported, privacy.relation, problem.unit, problem.max_rows_per_unit
     )
-    warnings = _warnings(problem, privacy, noise, reported)
+    warnings = _warnings(problem, privacy, noise, reported, run.step_sum)
     return Plan("bolt-on", problem, sgd, guarantee, noise, None, warnings)
 
 
@@ -202,9 +205,20 @@ def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.
 
 
 def _warnings(
-    problem: Problem, privacy: PrivacySpec, noise: mechanisms.ReleaseNoise, delta: float
+    problem: Problem,
+    privacy: PrivacySpec,
+    noise: mechanisms.ReleaseNoise,
+    delta: float,
+    step_sum: float,
 ) -> tuple[str, ...]:
     found = []
+    if problem.n_rows == 0:
+        found.append("the table is empty: the model will be zero")
+    elif step_sum < WARN_STEP_SUM:
+        found.append(
+            f"all steps together have length {step_sum:.2g}, too little to learn much from: this many rows "
+            "allow it only with a larger epsilon"
+        )
     if problem.n_rows > 0 and delta > 1.0 / problem.n_rows:
         found.append(
             f"delta = {delta:.3g} is above 1/n = {1.0 / problem.n_rows:.3g}: a mechanism that publishes one "
