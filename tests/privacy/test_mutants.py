@@ -169,10 +169,17 @@ MUTANTS = [
         f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
     ),
     Mutant(
+        "steps-of-units-as-long-as-of-rows",
+        "controller/pg_dpml/methods/plan.py",
+        "max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)",
+        "max_step=1.0 / (loss.smoothness + lambda_)",
+        "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",
+    ),
+    Mutant(
         "passes-stopped-by-tolerance",
         "controller/pg_dpml/methods/bolt_on.py",
-        "guarantee, noise, None, _warnings",
-        "guarantee, noise, spec.tolerance, _warnings",
+        "guarantee, noise, None, warnings",
+        "guarantee, noise, spec.tolerance, warnings",
         f"{TEST_PLAN}::test_passes_are_fixed_beforehand",
     ),
 ]
