@@ -187,7 +187,7 @@ class Bench:
         """The curator's aggregate over single rows, over the same pass on blocks."""
         connection = self._open()
         decided = pg_dpml.plan(self.dsn, spec(), PrivacySpec(1.0), self._one_row_steps)
-        options = json_parameter(decided.sgd.options(self.n_rows))
+        options = json_parameter(decided.work.record(self.n_rows)["options"])
         query = "SELECT dpml.sgd_epoch(x, y, NULL::float8[], %s) FROM source"
         passes, by_rows = self._passes_against(lambda: connection.execute(query, [options]))
         return [compare("noiseless-vs-rows", passes, by_rows, inverse=True)]

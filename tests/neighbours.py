@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss, Schedule
-from pg_dpml.methods.plan import Sgd
+from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.relation import Relation
 

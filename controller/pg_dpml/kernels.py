@@ -19,7 +19,16 @@ import numpy.typing as npt
 from pg_dpml._kernels import ffi as _untyped_ffi
 from pg_dpml._kernels import lib as _untyped_lib
 
-__all__ = ["BLOCK_MAX_BYTES", "BLOCK_PAGE_BYTES", "Loss", "Noise", "Schedule", "Sensitivity", "sensitivity"]
+__all__ = [
+    "BLOCK_MAX_BYTES",
+    "BLOCK_PAGE_BYTES",
+    "FloatArray",
+    "Loss",
+    "Noise",
+    "Schedule",
+    "Sensitivity",
+    "sensitivity",
+]
 
 FloatArray = npt.NDArray[np.float64]
 

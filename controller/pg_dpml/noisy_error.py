@@ -12,8 +12,9 @@ from decimal import Decimal
 from typing import Any
 
 from pg_dpml import registry
+from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, SourceTable, sql
-from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
 from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
@@ -106,24 +107,22 @@ def release_error(
         release = _plan(session, model, relation, privacy, clip, definition_is_public)
         charge = _charge(session, release)
     spent = f"epsilon = {privacy.epsilon:g} stays charged (entry {charge} of dpml.ledger)"
-    # Raised anew outside the except block, for the reasons given in train.py.
-    failure: BaseException | None = None
-    try:
-        with database.session("REPEATABLE READ") as session:
-            if _count(session, relation, release.guarantee) != release.n_rows:
-                raise RunFailedError(
-                    "the number of rows changed between the charge and the evaluation, and no row was read; "
-                    + spent
-                )
-            ((total,),) = session.fetch(_sum(release), {"model": name})
-    except KeyboardInterrupt as interrupt:
-        failure = RunInterrupted(f"interrupted: nothing was released; {spent}", type(interrupt))
-    except RunFailedError as error:
-        failure = error
-    except Exception:
-        failure = RunFailedError(f"the evaluation failed on the server and nothing was released; {spent}")
-    if failure is not None:
-        raise failure
+
+    def exact(session: Session) -> int:
+        if _count(session, relation, release.guarantee) != release.n_rows:
+            raise RunFailedError(
+                "the number of rows changed between the charge and the evaluation, and no row was read"
+            )
+        return int(session.fetch_one(_sum(release), {"model": name})[0])
+
+    total = run_charged(
+        database,
+        exact,
+        charged=True,
+        failed="the evaluation failed on the server and nothing was released",
+        interrupted="interrupted: nothing was released",
+        spent=spent,
+    )
     noisy = mechanisms.release_sum(total, release.noise, Noise())
     return release.model, release.table, _error(release, noisy, charge)
 

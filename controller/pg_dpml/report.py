@@ -10,9 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pg_dpml.evaluate import Evaluation
-from pg_dpml.methods.plan import Guarantee, Plan
+from pg_dpml.methods.plan import Guarantee, Plan, noise_record
 from pg_dpml.noisy_error import NoisyError
-from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Model
 from pg_dpml.train import TrainResult
@@ -87,47 +86,41 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "n_rows": plan.problem.n_rows,
         "n_features": plan.problem.n_features,
         "n_outputs": plan.problem.n_outputs,
-        "passes": plan.sgd.passes,
-        "fresh_order": plan.sgd.fresh_order,
-        "options": plan.sgd.options(plan.problem.n_rows),
+        "passes": plan.work.passes,
         "warnings": list(plan.warnings),
-    }
+    } | plan.work.record(plan.problem.n_rows)
     if plan.guarantee is not None:
         record["epsilon"] = plan.guarantee.epsilon
         record["delta"] = plan.guarantee.delta
         record["relation"] = plan.guarantee.relation.value
     if plan.noise is not None:
-        record["noise"] = asdict(plan.noise) | {
-            "score_stddev": plan.noise.score_stddev,
-            "expected_norm": plan.noise.expected_norm,
-        }
+        record["noise"] = noise_record(plan.noise)
+    if plan.reason:
+        record["reason"] = plan.reason
     return record
 
 
 def plan_text(plan: Plan) -> str:
     """A plan as a few lines of text."""
-    sgd, problem = plan.sgd, plan.problem
-    repacking = ", in a fresh order each (the rows are packed again every pass)" if sgd.fresh_order else ""
-    lines = [
-        f"Method      {plan.method}, loss {sgd.loss.kind}"
-        + (f" with its derivative clipped at {sgd.loss.clip:g}" if math.isfinite(sgd.loss.clip) else ""),
-        f"Data        {problem.n_rows:,} rows, {problem.n_features} features"
-        + (f", {problem.n_outputs} classes" if problem.n_outputs > 1 else ""),
-        f"Passes      {'at most ' if plan.tolerance is not None else ''}{sgd.passes}"
-        f" over the packed rows{repacking}",
-        f"Steps       batches of {sgd.batch_size}, schedule {sgd.schedule.kind}, first step "
-        f"{sgd.schedule.step(1):.3g}, lambda {sgd.lambda_:g}",
+    loss, problem = plan.work.loss, plan.problem
+    found = [
+        (
+            "Method",
+            f"{plan.method}, loss {loss.kind}"
+            + (f" with its derivative clipped at {loss.clip:g}" if math.isfinite(loss.clip) else ""),
+        ),
+        (
+            "Data",
+            f"{problem.n_rows:,} rows, {problem.n_features} features"
+            + (f", {problem.n_outputs} classes" if problem.n_outputs > 1 else ""),
+        ),
+        *([("Why", plan.reason)] if plan.reason else []),
+        *plan.work.lines(),
+        *(plan.noise.lines() if plan.noise is not None else ()),
+        ("Guarantee", guarantee_text(plan.guarantee)),
+        *(("Warning", warning) for warning in plan.warnings),
     ]
-    if plan.noise is not None:
-        lines += [
-            f"Sensitivity {plan.noise.sensitivity:.4g} (L2 distance one row can move the model)",
-            f"Noise       {plan.noise.kind}, scale {plan.noise.scale:.4g}: adds a standard deviation of "
-            f"{plan.noise.score_stddev:.3g} to the score of a row. Scores of a good model lie a few units "
-            "from zero; noise well below 1 costs little. By default it is the same for every epsilon, and a "
-            "larger epsilon buys longer steps.",
-        ]
-    lines.append(f"Guarantee   {guarantee_text(plan.guarantee)}")
-    lines += [f"Warning     {warning}" for warning in plan.warnings]
+    lines = (f"{heading:<12}{text}" for heading, text in found)
     return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines)
 
 
@@ -244,7 +237,7 @@ def noise_stddev(model: Model) -> float | None:
     noise = model.privacy.get("noise")
     if noise is None:
         return None
-    return ReleaseNoise(**{name: noise[name] for name in ReleaseNoise.__dataclass_fields__}).score_stddev
+    return float(noise["score_stddev"])
 
 
 def coefficients(model: Model) -> list[tuple[str, list[float]]]:

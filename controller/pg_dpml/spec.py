@@ -28,6 +28,7 @@ FILL_IN = "FILL IN"
 SCALES = ("center", "zero_based", "standard")
 NORMS = ("normalize", "clip")
 METHODS = ("bolt-on", "noiseless")
+NOT_PRIVATE_METHODS = ("noiseless",)
 LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
 MAX_FEATURES = 2**20

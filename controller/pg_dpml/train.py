@@ -3,30 +3,28 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import sqlalchemy as sa
 
 from pg_dpml import registry
-from pg_dpml.database import Database, Session, json_parameter, sql
-from pg_dpml.errors import RunFailedError, RunInterrupted, SpecError
+from pg_dpml.charged import run_charged
+from pg_dpml.database import Database, Session, sql
+from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.maintenance import versions
 from pg_dpml.methods import baselines, bolt_on
-from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.rows import PackedRows, Source, count_units, pack, repack, resolve
-from pg_dpml.spec import DataSpec, PrivacySpec, TrainSpec
+from pg_dpml.methods.job import Job, Method, Progress, Result
+from pg_dpml.methods.plan import Plan, Problem, noise_record
+from pg_dpml.rows import Source, count_units, pack, resolve
+from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
 
-__all__ = ["Progress", "TrainResult", "plan", "train"]
+__all__ = ["Progress", "TrainResult", "plan", "run_method", "train"]
 
-Progress = Callable[[str, int, int], None]
-"""Called with a phase ("pack", "pass"), the units done and the units in all."""
+_METHODS: Mapping[str, Method] = {"bolt-on": bolt_on, "noiseless": baselines}
 
 
 @dataclass(frozen=True)
@@ -152,27 +150,15 @@ def train(
         decided = _plan(resolved, n_rows, data, privacy, training)
         registry.require_new_name(session, name)
         charge = _charge(session, resolved, decided, name)
-    spent = _spent(decided, charge)
-    # What ends a charged run is raised anew, outside the except block: the server's text may quote a row,
-    # and the frames of the first exception hold un-noised weights.
-    failure: BaseException
-    try:
-        with database.session("REPEATABLE READ") as session:
-            model, passes = _run(session, resolved, decided, data, name, charge, progress)
-        return TrainResult(model, decided, passes, time.monotonic() - started)
-    except KeyboardInterrupt as interrupt:
-        text = f"interrupted: the work tables are dropped, no model was stored; {spent}"
-        failure = RunInterrupted(text, type(interrupt))
-    except RunFailedError as error:
-        failure = RunFailedError(f"{error}; {spent}")
-    except Exception:
-        if charge is None:
-            raise
-        failure = RunFailedError(
-            f"the run failed on the server and no model was stored; {spent}. "
-            "The server's log has the reason; it is not shown because it may quote a row"
-        )
-    raise failure
+    model, passes = run_charged(
+        database,
+        lambda session: _run(session, resolved, decided, data, name, charge, progress),
+        charged=charge is not None,
+        failed="the run failed on the server and no model was stored",
+        interrupted="interrupted: the work tables are dropped, no model was stored",
+        spent=_spent(decided, charge),
+    )
+    return TrainResult(model, decided, passes, time.monotonic() - started)
 
 
 def _plan(
@@ -180,13 +166,11 @@ def _plan(
 ) -> Plan:
     outputs = len(data.label.classes) if data.label.classes is not None else 1
     problem = Problem(n_rows, source.n_features, outputs, data.label.task, data.unit, data.max_rows_per_unit)
-    if training.method == "noiseless":
-        if privacy is not None:
-            raise SpecError("method noiseless is not private: leave epsilon and delta out")
-        return baselines.plan_noiseless(problem, training)
-    if privacy is None:
+    if training.method in NOT_PRIVATE_METHODS and privacy is not None:
+        raise SpecError(f"method {training.method} is not private: leave epsilon and delta out")
+    if training.method not in NOT_PRIVATE_METHODS and privacy is None:
         raise SpecError(f"method {training.method} needs epsilon")
-    return bolt_on.plan(problem, privacy, training)
+    return _METHODS[training.method].plan(problem, privacy, training)
 
 
 def _charge(session: Session, source: Source, decided: Plan, name: str) -> int | None:
@@ -201,7 +185,7 @@ def _charge(session: Session, source: Source, decided: Plan, name: str) -> int |
         delta=Decimal(repr(decided.guarantee.delta)),
         relation=decided.guarantee.relation.value,
         n_rows=decided.problem.n_rows,
-        mechanism=asdict(decided.noise)
+        mechanism=noise_record(decided.noise)
         | {"unit": decided.guarantee.unit, "max_rows_per_unit": decided.guarantee.max_rows_per_unit},
     )
 
@@ -236,17 +220,15 @@ def _run(
         raise RunFailedError("the number of rows changed between the charge and the run, and no row was read")
     packed = pack(session, source)
     report("pack", 1, 1)
-    weights, passes = _passes(session, source, decided, packed, report)
-    if decided.noise is not None:
-        weights = bolt_on.release(decided, weights)
+    result = run_method(Job(session, source, decided, packed, report))
     model = registry.Model(
         name=name,
         method=decided.method,
         private=decided.private,
         task=decided.problem.task,
-        loss=decided.sgd.loss.kind,
+        loss=decided.work.loss.kind,
         classes=data.label.class_names,
-        weights=weights,
+        weights=result.weights,
         n_features=source.n_features,
         encoder=source.encoder,
         privacy=_privacy_record(decided),
@@ -254,16 +236,15 @@ def _run(
             "dataset": f"{source.table.schema}.{source.table.name}",
             "where": source.where,
             "n_rows": decided.problem.n_rows,
-            "passes": passes,
-            "options": decided.sgd.options(decided.problem.n_rows),
-            "fresh_order": decided.sgd.fresh_order,
+            "passes": result.passes,
             "features": list(source.feature_names),
             "versions": versions(session),
-        },
+        }
+        | decided.work.record(decided.problem.n_rows),
         charge=charge,
     )
     registry.store_model(session, model)
-    return model, passes
+    return model, result.passes
 
 
 def _privacy_record(decided: Plan) -> dict[str, Any]:
@@ -275,63 +256,12 @@ def _privacy_record(decided: Plan) -> dict[str, Any]:
         "epsilon": decided.guarantee.epsilon,
         "delta": decided.guarantee.delta,
         "relation": decided.guarantee.relation.value,
-        "noise": asdict(decided.noise),
+        "noise": noise_record(decided.noise),
     }
 
 
-def _passes(
-    session: Session, source: Source, decided: Plan, packed: PackedRows, report: Progress
-) -> tuple[npt.NDArray[np.float64], int]:
-    """Run the passes; un-noised weights stay on the server but for the final model."""
-    sgd = decided.sgd
-    state = sql.Identifier("dpml_work", f"state_{secrets.token_hex(8)}")
-    session.execute(
-        sql.SQL("CREATE UNLOGGED TABLE {} (pass integer NOT NULL, state dpml.epoch NOT NULL)").format(state)
-    )
-    options = json_parameter(sgd.options(decided.problem.n_rows))
-    previous_loss = np.inf
-    done = 0
-    for done in range(1, sgd.passes + 1):
-        if sgd.fresh_order and done > 1:
-            packed = repack(session, source, packed)
-        session.execute(
-            sql.SQL(
-                "INSERT INTO {state} SELECT %(pass)s, dpml.sgd_epoch(b.block_no, b.block, "
-                "(SELECT s.state FROM {state} AS s WHERE s.pass = %(pass)s - 1), %(options)s) "
-                "FROM {blocks} AS b"
-            ).format(state=state, blocks=packed.blocks),
-            {"pass": done, "options": options},
-        )
-        report("pass", done, sgd.passes)
-        if decided.tolerance is not None:
-            loss = _loss(session, state, packed, options, done)
-            if previous_loss - loss < decided.tolerance * abs(previous_loss):
-                break
-            previous_loss = loss
-    row = session.fetch_one(
-        sql.SQL(
-            "SELECT (state).weights, (state).average, (state).steps FROM {} WHERE pass = %(pass)s"
-        ).format(state),
-        {"pass": done},
-    )
-    # Dropped here and not left to a rollback: this transaction will commit.
-    for table in (state, packed.blocks):
-        session.execute(sql.SQL("DROP TABLE {}").format(table))
-    if row[2] not in (None, sgd.steps(decided.problem.n_rows, done)):
-        raise RunFailedError("a pass did not see every packed row, and no model was stored")
-    final = row[1] if row[1] is not None else row[0]
-    if final is None:  # an empty table: no row, no step
-        return np.zeros(decided.problem.n_weights), done
-    return np.asarray(final, dtype=np.float64), done
-
-
-def _loss(session: Session, state: sql.Identifier, packed: PackedRows, options: Any, done: int) -> float:
-    """Objective after a pass; for runs that are not private only."""
-    (loss,) = session.fetch_one(
-        sql.SQL(
-            "SELECT dpml.loss(b.block, (SELECT (s.state).weights FROM {state} AS s WHERE s.pass = %(pass)s), "
-            "%(options)s) FROM {blocks} AS b"
-        ).format(state=state, blocks=packed.blocks),
-        {"pass": done, "options": options},
-    )
-    return float(loss) if loss is not None else 0.0
+def run_method(job: Job) -> Result:
+    """Run a plan's method on packed rows and drop them."""
+    result = _METHODS[job.plan.method].run(job)
+    job.close()
+    return result

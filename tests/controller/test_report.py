@@ -29,6 +29,7 @@ NOISE = {
     "calibrated_sensitivity": 0.1,
     "grid": 2.0**-30,
     "n_weights": 4,
+    "score_stddev": 0.25,
 }
 MODEL = Model(
     name=EVIL,

@@ -30,7 +30,9 @@ from pg_dpml.errors import (
     UnavailableError,
 )
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.plan import Plan, Sgd
+from pg_dpml.methods import sgd as sgd_module
+from pg_dpml.methods.plan import Plan
+from pg_dpml.methods.sgd import Sgd
 from pg_dpml.rows import PackedRows, Source
 from pg_dpml.spec import Column, Label, PrivacySpec, TrainSpec
 from sqltools import scalar
@@ -89,7 +91,7 @@ class Spy:
             return release(plan, weights)
 
         monkeypatch.setattr(TRAIN, "pack", spied_pack)
-        monkeypatch.setattr(TRAIN, "repack", spied_repack)
+        monkeypatch.setattr(sgd_module, "repack", spied_repack)
         monkeypatch.setattr(bolt_on, "release", spied_release)
 
     def look(self, session: Session, packed: PackedRows) -> PackedRows:
@@ -169,7 +171,7 @@ def test_a_private_run_is_the_oracles_run_plus_noise(
     database: str, spy: Spy, task: str, training: dict[str, Any]
 ) -> None:
     result = pg_dpml.train(database, people.spec(task), PRIVACY, TrainSpec(**training), name="m")
-    sgd = result.plan.sgd
+    sgd: Any = result.plan.work
     assert len(spy.orders) == (sgd.passes if sgd.fresh_order else 1)
     expected = people.encode(result.model.encoder, PEOPLE)
     for x, y in spy.orders:
@@ -188,7 +190,8 @@ def test_a_noiseless_run_is_the_oracles_run(database: str, spy: Spy, task: str) 
     training = TrainSpec(method="noiseless", passes=3, tolerance=0.0)
     result = pg_dpml.train(database, people.spec(task), None, training, name="m")
     assert spy.without_noise is None
-    sgd = dataclasses.replace(result.plan.sgd, passes=result.passes)
+    work: Any = result.plan.work
+    sgd = dataclasses.replace(work, passes=result.passes)
     close(result.model.weights, spy.expected(sgd, N))
 
 
@@ -264,7 +267,8 @@ def test_wide_one_hot_rows_are_sparse(database: str, connection: psycopg.Connect
     result = pg_dpml.train(database, data, PRIVACY, TrainSpec(passes=2), name="m")
     assert result.model.encoder["format"] == "csr"
     assert spy.without_noise is not None
-    close(spy.without_noise, spy.expected(result.plan.sgd, 300))
+    work: Any = result.plan.work
+    close(spy.without_noise, spy.expected(work, 300))
     connection.execute("DROP TABLE sparse")
 
 
@@ -344,7 +348,7 @@ def test_noiseless_models_are_stamped_and_charge_nothing(
 ) -> None:
     training = TrainSpec(method="noiseless", tolerance=0.9)
     result = pg_dpml.train(database, people.spec(), None, training, name="m")
-    assert result.passes < result.plan.sgd.passes  # the convergence test
+    assert result.passes < result.plan.work.passes  # the convergence test
     assert ledger(connection) == []
     assert scalar(connection, "SELECT private FROM dpml.models WHERE name = 'm'") is False
     assert result.model.privacy == {"private": False, "unit": None, "max_rows_per_unit": 1}

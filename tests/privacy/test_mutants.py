@@ -170,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "steps-of-units-as-long-as-of-rows",
-        "controller/pg_dpml/methods/plan.py",
+        "controller/pg_dpml/methods/sgd.py",
         "max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)",
         "max_step=1.0 / (loss.smoothness + lambda_)",
         "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,12 @@ LEAST_P = 1e-6  # the keys are fixed: no false alarms
 N_ROWS = 40
 
 
-def regression_plan(epsilon: float, delta: float, relation: Relation, n_features: int) -> Plan:
+def regression_plan(epsilon: float, delta: float, relation: Relation, n_features: int) -> Any:
     problem = Problem(N_ROWS, n_features, 1, "regression")
     return bolt_on.plan(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(batch_size=7, passes=2))
 
 
-def worst_models(plan: Plan) -> list[npt.NDArray[np.float64]]:
+def worst_models(plan: Any) -> list[npt.NDArray[np.float64]]:
     """Un-noised models of two neighbours that reach the plan's sensitivity (steps are constant)."""
     assert plan.guarantee is not None
     assert plan.noise is not None
@@ -38,10 +39,10 @@ def worst_models(plan: Plan) -> list[npt.NDArray[np.float64]]:
     x = np.zeros((N_ROWS, plan.problem.n_features))
     x[:, 0] = rows.x[:, 0]
     pair = neighbours.worst_pair(neighbours.Table(x, rows.y), 0, plan.guarantee.relation)
-    return [neighbours.final_model(plan.sgd, table, [np.arange(N_ROWS)] * 2) for table in pair]
+    return [neighbours.final_model(plan.work, table, [np.arange(N_ROWS)] * 2) for table in pair]
 
 
-def releases(plan: Plan, model: npt.NDArray[np.float64], first_key: int) -> npt.NDArray[np.float64]:
+def releases(plan: Any, model: npt.NDArray[np.float64], first_key: int) -> npt.NDArray[np.float64]:
     """Shape (RELEASES, n_features)."""
     keys = range(first_key, first_key + RELEASES)
     return np.array([bolt_on.release(plan, model, Noise(key.to_bytes(32, "little"))) for key in keys])
@@ -141,6 +142,6 @@ def test_release_draws_fresh_noise() -> None:
 
 def test_release_needs_a_plan_with_noise() -> None:
     plan = regression_plan(1.0, 0.05, Relation.REPLACE_ONE, 3)
-    without = Plan(plan.method, plan.problem, plan.sgd, None, None, None)
+    without = Plan(plan.method, plan.problem, plan.work, None, None, None)
     with pytest.raises(ValueError, match="no noise"):
         bolt_on.release(without, np.zeros(3))

@@ -17,7 +17,7 @@ import neighbours
 from neighbours import LONGEST_ROW, LOSSES, SCHEDULES, FloatArray, Order, Table
 from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.plan import Sgd
+from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy.relation import Relation
 
 PAIRS = 500

@@ -9,6 +9,7 @@ Source: privacy/README.md, "Unit of privacy".
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -181,9 +182,9 @@ def test_a_step_of_a_unit_is_as_steep_as_all_its_rows(m: int) -> None:
     """Where the loss is curved at every row, distances grow once eta m beta > 2; the cap forbids it."""
     problem = Problem(200, 1, 1, "regression", "patient", m)
     spec = TrainSpec(clip=1.0, passes=1, batch_size=10, step_size=100.0)
-    plan = bolt_on.plan(problem, PrivacySpec(1.0, 1e-6), spec)
+    plan: Any = bolt_on.plan(problem, PrivacySpec(1.0, 1e-6), spec)
     assert plan.noise is not None
-    step_size = plan.sgd.schedule.step(1)
+    step_size = plan.work.schedule.step(1)
     assert step_size * m <= 1.0 + 1e-12
     reached = [far_apart(step_size, m, 10, unit) / plan.noise.sensitivity for unit in range(0, 200, 5)]
     assert 0.9 <= max(reached) <= 1.0 + 1e-9
@@ -194,22 +195,22 @@ def test_a_step_of_a_unit_is_as_steep_as_all_its_rows(m: int) -> None:
 
 def test_the_plan_charges_a_unit_for_all_its_rows() -> None:
     privacy, spec = PrivacySpec(1.0, 1e-6), TrainSpec(passes=2, batch_size=10, step_size=0.1)
-    row = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
-    unit = bolt_on.plan(Problem(1000, 5, 1, "binary", "patient", 7), privacy, spec)
+    row: Any = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
+    unit: Any = bolt_on.plan(Problem(1000, 5, 1, "binary", "patient", 7), privacy, spec)
     assert row.noise is not None
     assert unit.noise is not None
     assert unit.noise.sensitivity == pytest.approx(7 * row.noise.sensitivity, rel=1e-12)
     assert unit.guarantee is not None
     assert unit.guarantee.unit == "patient"
-    assert unit.sgd.options(1000)["units"] == 7
-    assert "units" not in row.sgd.options(1000)
+    assert unit.work.options(1000)["units"] == 7
+    assert "units" not in row.work.options(1000)
 
 
 def test_one_vs_all_is_one_release() -> None:
     """Its sensitivity is sqrt K that of one binary model."""
     privacy, spec = PrivacySpec(1.0, 1e-6), TrainSpec(loss="logistic", passes=2, batch_size=10, step_size=0.1)
-    one = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
-    all_ = bolt_on.plan(Problem(1000, 5, 9, "multiclass"), privacy, spec)
+    one: Any = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
+    all_: Any = bolt_on.plan(Problem(1000, 5, 9, "multiclass"), privacy, spec)
     assert one.noise is not None
     assert all_.noise is not None
     assert all_.noise.sensitivity == pytest.approx(3.0 * one.noise.sensitivity, rel=1e-12)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from pg_dpml.errors import SpecError
-from pg_dpml.methods.plan import Plan, Problem, choose_loss, make_sgd
-from pg_dpml.spec import TrainSpec
+from pg_dpml.methods.job import Job, Result
+from pg_dpml.methods.plan import Plan, Problem, choose_loss
+from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
+from pg_dpml.spec import PrivacySpec, TrainSpec
 
-__all__ = ["plan_noiseless"]
+__all__ = ["plan", "run"]
 
 DEFAULT_BATCH_SIZE = 10
 MOST_PASSES = 20
@@ -15,12 +17,13 @@ FIRST_STEP = 4.0
 """inverse_sqrt step at t = 1, before the cap: the largest that logistic loss allows."""
 
 
-def plan_noiseless(problem: Problem, spec: TrainSpec) -> Plan:
+def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
     """Plain SGD until the loss falls by less than `tolerance` in a pass, or `passes` are done.
 
     Parameters
     ----------
     problem : Problem
+    privacy : None
     spec : TrainSpec
 
     Returns
@@ -49,3 +52,9 @@ def plan_noiseless(problem: Problem, spec: TrainSpec) -> Plan:
         passes=spec.passes or MOST_PASSES,
     )
     return Plan("noiseless", problem, sgd, None, None, spec.tolerance)
+
+
+def run(job: Job) -> Result:
+    """Train on the packed rows."""
+    assert isinstance(job.plan.work, Sgd)
+    return Result(*run_passes(job, job.plan.work))

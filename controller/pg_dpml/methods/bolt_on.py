@@ -17,24 +17,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from pg_dpml import kernels
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.kernels import Loss
-from pg_dpml.methods.plan import (
-    Guarantee,
-    Plan,
-    Problem,
-    Sgd,
-    choose_loss,
-    make_sgd,
-)
+from pg_dpml.kernels import FloatArray, Loss
+from pg_dpml.methods.job import Job, Result
+from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss
+from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.spec import PrivacySpec, TrainSpec
 
-__all__ = ["plan", "release"]
+__all__ = ["plan", "release", "run"]
 
 DEFAULT_CLIP = {"logistic": 0.5, "squared": 0.25}
 """Derivative clip: for logistic the gradient of the zero model, so that no first step is shortened."""
@@ -114,7 +107,7 @@ def _default_steps(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss
     return _Steps(schedule, tau / units, batch_size, passes)
 
 
-def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
+def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
     """Fix passes, steps and noise of a bolt-on run.
 
     Parameters
@@ -141,6 +134,7 @@ def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
     loss stops falling would depend on the rows.
     Source: privacy/README.md, "Passes are fixed beforehand".
     """
+    assert privacy is not None
     loss = choose_loss(problem, spec, DEFAULT_CLIP)
     steps = _default_steps(problem, privacy, spec, loss)
     sgd = make_sgd(
@@ -235,9 +229,14 @@ def _warnings(
     return tuple(found)
 
 
-def release(
-    plan: Plan, weights: npt.NDArray[np.float64], source: kernels.Noise | None = None
-) -> npt.NDArray[np.float64]:
+def run(job: Job) -> Result:
+    """Train on the packed rows and add the noise once."""
+    assert isinstance(job.plan.work, Sgd)
+    weights, passes = run_passes(job, job.plan.work)
+    return Result(release(job.plan, weights), passes)
+
+
+def release(plan: Plan, weights: FloatArray, source: kernels.Noise | None = None) -> FloatArray:
     """The private model of a finished run.
 
     Parameters
@@ -253,6 +252,6 @@ def release(
     -------
     ndarray of shape (n_weights,)
     """
-    if plan.noise is None:
+    if not isinstance(plan.noise, ReleaseNoise):
         raise ValueError("the plan has no noise")
     return mechanisms.release(weights, plan.noise, source or kernels.Noise())

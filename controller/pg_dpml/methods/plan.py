@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, asdict, dataclass
+from typing import Any, ClassVar, Protocol
 
 from pg_dpml.errors import SpecError
-from pg_dpml.kernels import Loss, Schedule
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.kernels import Loss
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import TrainSpec
 
-__all__ = ["Guarantee", "Plan", "Problem", "Sgd", "choose_loss", "make_sgd"]
+__all__ = ["Guarantee", "Plan", "PlannedNoise", "Problem", "Work", "choose_loss", "noise_record"]
 
 LOSS_OF_TASK = {
     "binary": ("logistic", "huber_svm"),
@@ -57,76 +56,39 @@ class Problem:
         return self.n_outputs * self.n_features
 
 
-@dataclass(frozen=True)
-class Sgd:
-    """Passes of mini-batch SGD, as the aggregate `dpml.sgd_epoch` runs them.
-
-    Attributes
-    ----------
-    loss : Loss
-    schedule : Schedule
-    exponent : float
-        c of the schedule's offset n^c.
-    lambda_, radius : float
-        L2 regulariser and radius of the ball; infinity for none.
-    batch_size, passes : int
-    average_from : int
-        First step whose iterate enters the average; 0 releases the last iterate.
-    fresh_order : bool
-        A new order of the rows every pass.
-    max_rows_per_unit : int or None
-        m, where batches count units of privacy of up to m rows; None: rows.
-    """
-
-    loss: Loss
-    schedule: Schedule
-    exponent: float
-    lambda_: float
-    radius: float
-    batch_size: int
-    passes: int
-    average_from: int
-    fresh_order: bool
-    max_rows_per_unit: int | None
+class Work(Protocol):
+    """What the passes of a method do: options for the server, and lines for people."""
 
     @property
-    def smoothness(self) -> float:
-        """Bound on the data Hessian of a step: m beta, as a batch of b units has up to b m rows.
+    def loss(self) -> Loss:
+        """The loss that is minimised."""
 
-        Source: privacy/README.md, "Unit of privacy".
-        """
-        return (self.max_rows_per_unit or 1) * self.loss.smoothness
+    @property
+    def passes(self) -> int:
+        """Passes over the packed rows; the most there can be, where a run may need fewer."""
 
-    def steps(self, n_rows: int, passes: int) -> int:
-        """Steps of so many passes: passes ceil(n / b)."""
-        return passes * math.ceil(n_rows / self.batch_size)
+    def record(self, n_rows: int) -> dict[str, Any]:
+        """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
 
-    def options(self, n_rows: int) -> dict[str, Any]:
-        """The aggregate's options; only public numbers."""
-        options: dict[str, Any] = {
-            "loss": self.loss.kind,
-            "lambda": self.lambda_,
-            "batch_size": self.batch_size,
-            "schedule": self.schedule.kind,
-            "rows": n_rows,
-        }
-        if self.max_rows_per_unit is not None:
-            options["units"] = self.max_rows_per_unit
-        if self.loss.n_classes > 1:
-            options["classes"] = self.loss.n_classes
-        if self.loss.kind == "huber_svm":
-            options["huber_h"] = self.loss.huber_h
-        if self.schedule.kind in ("constant", "inverse_sqrt"):
-            options["step_size"] = self.schedule.step_size
-        if self.schedule.kind in ("decreasing", "sqrt_decreasing"):
-            options["exponent"] = self.exponent
-        if math.isfinite(self.loss.clip):
-            options["clip"] = self.loss.clip
-        if math.isfinite(self.radius):
-            options["radius"] = self.radius
-        if self.average_from > 0:
-            options["average_from"] = self.average_from
-        return options
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the passes."""
+
+
+class PlannedNoise(Protocol):
+    """The noise of a whole run: what is charged, stored with the model and shown."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def score_stddev(self) -> float:
+        """Standard deviation of the noise in the score of a row of norm 1."""
+
+    @property
+    def expected_norm(self) -> float:
+        """Root mean square of the norm of the noise in the model."""
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the noise."""
 
 
 @dataclass(frozen=True)
@@ -159,27 +121,36 @@ class Plan:
     ----------
     method : str
     problem : Problem
-    sgd : Sgd
+    work : Work
+        Its passes.
     guarantee : Guarantee or None
         None stamps the run as not private.
-    noise : ReleaseNoise or None
+    noise : PlannedNoise or None
     tolerance : float or None
         Of the convergence test of non-private runs.
     warnings : tuple of str
+    reason : str
+        A sentence on why these passes and this noise, where the method chose among several ways.
     """
 
     method: str
     problem: Problem
-    sgd: Sgd
+    work: Work
     guarantee: Guarantee | None
-    noise: ReleaseNoise | None
+    noise: PlannedNoise | None
     tolerance: float | None
     warnings: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def private(self) -> bool:
         """False for baselines."""
         return self.guarantee is not None
+
+
+def noise_record(noise: PlannedNoise) -> dict[str, Any]:
+    """Noise as a JSON-ready mapping, as it is charged, stored and shown."""
+    return asdict(noise) | {"score_stddev": noise.score_stddev, "expected_norm": noise.expected_norm}
 
 
 def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, float]) -> Loss:
@@ -200,70 +171,3 @@ def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, f
         return Loss(kind, n_classes=problem.n_outputs)
     clip = spec.clip or default_clips.get(kind, math.inf)
     return Loss(kind, n_classes=problem.n_outputs, huber_h=spec.huber_h, clip=clip)
-
-
-def make_sgd(
-    problem: Problem,
-    spec: TrainSpec,
-    *,
-    loss: Loss,
-    schedule: str,
-    step_size: float,
-    batch_size: int,
-    passes: int,
-) -> Sgd:
-    """The passes of a run; the spec's own choices win over the method's defaults given here.
-
-    Parameters
-    ----------
-    problem : Problem
-    spec : TrainSpec
-    loss : Loss
-    schedule : str
-        Default schedule.
-    step_size : float
-        Default step size of "constant" and "inverse_sqrt", in (0, inf).
-    batch_size, passes : int
-        As decided, >= 1.
-
-    Raises
-    ------
-    SpecError
-        For strongly convex steps without a regulariser.
-
-    Notes
-    -----
-    Every step is capped by 1 / (beta + lambda).
-    Source: privacy/README.md, "Schedules".
-    """
-    lambda_ = spec.lambda_ or 0.0
-    kind = spec.schedule or schedule
-    if kind == "strongly_convex" and lambda_ == 0.0:
-        raise SpecError("schedule = strongly_convex needs lambda > 0")
-    steps = passes * math.ceil(problem.n_rows / batch_size)
-    return Sgd(
-        loss=loss,
-        schedule=Schedule(
-            kind,
-            step_size=spec.step_size or step_size,
-            offset=float(max(problem.n_rows, 1)) ** spec.exponent,
-            lambda_=lambda_,
-            max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_),
-        ),
-        exponent=spec.exponent,
-        lambda_=lambda_,
-        radius=spec.radius or math.inf,
-        batch_size=batch_size,
-        passes=passes,
-        average_from=_average_start(spec.average or "none", spec.tail, steps),
-        fresh_order=spec.fresh_order,
-        max_rows_per_unit=problem.max_rows_per_unit if problem.unit is not None else None,
-    )
-
-
-def _average_start(average: str, tail: float, steps: int) -> int:
-    """First averaged step for "none", "all" or the last `tail` share of the steps; 0 for none."""
-    if average == "none" or steps == 0:
-        return 0
-    share = 1.0 if average == "all" else tail
-    return steps - max(1, math.ceil(share * steps)) + 1

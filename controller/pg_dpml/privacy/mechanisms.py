@@ -7,6 +7,7 @@ Every noise scale of the product is computed here and nowhere else.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -375,6 +376,19 @@ class ReleaseNoise:
     def expected_norm(self) -> float:
         """Root mean square of the noise vector's norm."""
         return self.score_stddev * math.sqrt(self.n_weights)
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the noise."""
+        return (
+            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one row can move the model)"),
+            (
+                "Noise",
+                f"{self.kind}, scale {self.scale:.4g}: adds a standard deviation of "
+                f"{self.score_stddev:.3g} to the score of a row. Scores of a good model lie a few units "
+                "from zero; noise well below 1 costs little. By default it is the same for every epsilon, "
+                "and a larger epsilon buys longer steps.",
+            ),
+        )
 
 
 def calibrate(

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What follows a charge: one snapshot, and errors that say what was spent and quote no row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pg_dpml.database import Database, Session
+from pg_dpml.errors import RunFailedError, RunInterrupted
+
+__all__ = ["run_charged"]
+
+Outcome = TypeVar("Outcome")
+
+
+def run_charged(
+    database: Database,
+    work: Callable[[Session], Outcome],
+    *,
+    charged: bool,
+    failed: str,
+    interrupted: str,
+    spent: str,
+) -> Outcome:
+    """Do what was charged for in one REPEATABLE READ transaction.
+
+    Parameters
+    ----------
+    database : Database
+    work : callable
+        Gets the session; what it returns is returned.
+    charged : bool
+        False for what is not private: its errors are shown as they are.
+    failed, interrupted : str
+        First part of the message, without a word about the rows.
+    spent : str
+        Its last part.
+
+    Raises
+    ------
+    RunFailedError
+        For any error; one raised by `work` as such keeps its text.
+    RunInterrupted
+        On Ctrl-C.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Order of a run".
+    """
+    # What ends a charged run is raised anew, outside the except block: the server's text may quote a row,
+    # and the frames of the first exception hold un-noised values.
+    failure: BaseException
+    try:
+        with database.session("REPEATABLE READ") as session:
+            return work(session)
+    except KeyboardInterrupt as interrupt:
+        failure = RunInterrupted(f"{interrupted}; {spent}", type(interrupt))
+    except RunFailedError as error:
+        failure = RunFailedError(f"{error}; {spent}")
+    except Exception:
+        if not charged:
+            raise
+        failure = RunFailedError(
+            f"{failed}; {spent}. The server's log has the reason; it is not shown because it may quote a row"
+        )
+    raise failure
