@@ -83,6 +83,21 @@ COMMENT ON COLUMN dpml.epoch.average IS 'mean of the weights since the step aver
 COMMENT ON COLUMN dpml.epoch.steps IS 'steps of this pass and all before it';
 COMMENT ON COLUMN dpml.epoch.rows IS 'rows of this pass';
 
+CREATE TYPE dpml.gradient_sums AS (gradient float8[], losses float8[], rows bigint);
+COMMENT ON TYPE dpml.gradient_sums IS 'result of dpml.gradient: sums over rows, without noise, regulariser or division';
+COMMENT ON COLUMN dpml.gradient_sums.gradient IS
+'sum of the gradients of the first model''s losses, n_features for each class, or once; null if it is not asked for';
+COMMENT ON COLUMN dpml.gradient_sums.losses IS
+'sum of the losses, or number of wrong rows, of each model; null if it is not asked for';
+COMMENT ON COLUMN dpml.gradient_sums.rows IS 'rows of the blocks';
+
+CREATE TYPE dpml.gram_sums AS (xx float8[], xy float8[], rows bigint);
+COMMENT ON TYPE dpml.gram_sums IS 'result of dpml.gram: sums over rows, without noise';
+COMMENT ON COLUMN dpml.gram_sums.xx IS
+'upper triangle, row by row, of the sum of x x'', each times the second derivative of its loss if weights are given';
+COMMENT ON COLUMN dpml.gram_sums.xy IS 'sum of y x; null if weights are given';
+COMMENT ON COLUMN dpml.gram_sums.rows IS 'rows of the blocks';
+
 -- Support functions
 
 CREATE FUNCTION dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
@@ -112,6 +127,34 @@ COMMENT ON FUNCTION dpml.loss_blocks_step(internal, bytea, float8[], jsonb) IS
 CREATE FUNCTION dpml.loss_final(internal) RETURNS float8
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_final';
 COMMENT ON FUNCTION dpml.loss_final(internal) IS 'end of dpml.loss';
+
+CREATE FUNCTION dpml.gradient_step(bytea, bytea, float8[], jsonb) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gradient_step';
+COMMENT ON FUNCTION dpml.gradient_step(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gradient';
+
+CREATE FUNCTION dpml.gradient_combine(bytea, bytea) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gradient_combine';
+COMMENT ON FUNCTION dpml.gradient_combine(bytea, bytea) IS 'joins two states of dpml.gradient';
+
+CREATE FUNCTION dpml.gradient_final(bytea) RETURNS dpml.gradient_sums
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gradient_final';
+COMMENT ON FUNCTION dpml.gradient_final(bytea) IS 'end of dpml.gradient';
+
+CREATE FUNCTION dpml.gram_step(bytea, bytea) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gram_step';
+COMMENT ON FUNCTION dpml.gram_step(bytea, bytea) IS 'transition of dpml.gram over rows';
+
+CREATE FUNCTION dpml.hessian_step(bytea, bytea, float8[], jsonb) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_hessian_step';
+COMMENT ON FUNCTION dpml.hessian_step(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gram at weights';
+
+CREATE FUNCTION dpml.gram_combine(bytea, bytea) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gram_combine';
+COMMENT ON FUNCTION dpml.gram_combine(bytea, bytea) IS 'joins two states of dpml.gram';
+
+CREATE FUNCTION dpml.gram_final(bytea) RETURNS dpml.gram_sums
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gram_final';
+COMMENT ON FUNCTION dpml.gram_final(bytea) IS 'end of dpml.gram';
 
 CREATE FUNCTION dpml.pack_step(internal, bytea) RETURNS internal
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_step';
@@ -152,6 +195,28 @@ CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
 COMMENT ON AGGREGATE dpml.loss(bytea, float8[], jsonb) IS
 'mean loss of weights over packed blocks, plus lambda/2 ||w||^2; not private: the result carries no noise';
 
+-- Sums, in any order and in plans with workers: the state is a bytea that any of them can pass on.
+CREATE AGGREGATE dpml.gradient(block bytea, weights float8[], options jsonb) (
+	SFUNC = dpml.gradient_step, STYPE = bytea, COMBINEFUNC = dpml.gradient_combine,
+	FINALFUNC = dpml.gradient_final, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.gradient(bytea, float8[], jsonb) IS
+'sums of gradients and losses of weights over packed blocks; not private: the result carries no noise';
+
+CREATE AGGREGATE dpml.gram(block bytea) (
+	SFUNC = dpml.gram_step, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
+	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.gram(bytea) IS
+'sums of x x'' and y x over packed blocks; not private: the result carries no noise';
+
+CREATE AGGREGATE dpml.gram(block bytea, weights float8[], options jsonb) (
+	SFUNC = dpml.hessian_step, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
+	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.gram(bytea, float8[], jsonb) IS
+'Hessian of the summed losses of weights over packed blocks; not private: the result carries no noise';
+
 CREATE AGGREGATE dpml.pack(block bytea) (
 	SFUNC = dpml.pack_step, STYPE = internal,
 	FINALFUNC = dpml.pack_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
@@ -182,6 +247,11 @@ COMMENT ON FUNCTION dpml.rows(bytea) IS 'the rows of a block, each as a block of
 CREATE FUNCTION dpml.unpack(block bytea) RETURNS TABLE (x float4[], y float4)
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_unpack';
 COMMENT ON FUNCTION dpml.unpack(bytea) IS 'the rows of a block as features and label';
+
+CREATE FUNCTION dpml.whiten(block bytea, p float8[], norm float8) RETURNS bytea
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_whiten';
+COMMENT ON FUNCTION dpml.whiten(bytea, float8[], float8) IS
+'the block with every row x as x norm / ||p x||; p is a symmetric matrix, row by row';
 
 CREATE FUNCTION dpml.block_capacity(kind text, n_features int4, n_values int4) RETURNS int4
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_block_capacity_sql';
@@ -256,6 +326,18 @@ huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
 squared    (u - y)^2 / 2, linear beyond a difference of clip
 softmax    -ln of the probability of class y = 0, 1, ...; classes is required
 logistic and huber_svm with classes train one model a class against all others.'
+WHEN 'gradient' THEN
+'Full-batch sums over packed blocks, in parallel plans too. NOT PRIVATE: no noise, no charge.
+SELECT (r).* FROM (SELECT dpml.gradient(block, (SELECT w FROM start), ''{"loss": "logistic"}'') AS r FROM blocks) s
+gradient, losses and rows are sums: not divided by n, no regulariser. Keep the subquery. Options, a JSON object:
+loss (required), classes, huber_h, clip, as in the topic options
+models (1, at most 64): weights hold so many models; the gradient is that of the first, losses has one sum each
+gradient (true), losses (true): what to compute; errors (false): count wrong rows in place of losses
+gradient_clip: bound on the norm of the derivatives in a row''s scores; loss_clip: bound on a row''s loss
+units: the most rows of a unit, as in options; unit_clip: bound on the gradient of a unit''s rows in one block
+dpml.gram(block): the sums xx of x x'' (upper triangle, row by row) and xy of y x; at most 2500 features
+dpml.gram(block, weights, options): the Hessian of logistic, huber_svm or squared; keys loss, huber_h, clip
+dpml.whiten(block, p, norm): every row x as x norm / ||p x||, p a symmetric matrix. See also: pack, loss.'
 WHEN 'options' THEN
 'Keys of the options of dpml.sgd_epoch and dpml.loss, a JSON object:
 loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
@@ -290,7 +372,7 @@ replace_one: the values of one row change. add_remove: one row is blanked out. T
 Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.'
 ELSE
 'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics
-train, predict, evaluate, sgd_epoch, pack, loss, options, spec, models, ledger, privacy'
+train, predict, evaluate, sgd_epoch, gradient, pack, loss, options, spec, models, ledger, privacy'
 END;
 COMMENT ON FUNCTION dpml.help(text) IS 'how to use the extension, by topic; without one, the topics';
 
@@ -303,12 +385,23 @@ REVOKE ALL ON FUNCTION
 	dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb),
 	dpml.loss_blocks_step(internal, bytea, float8[], jsonb),
 	dpml.loss_final(internal),
+	dpml.gradient_step(bytea, bytea, float8[], jsonb),
+	dpml.gradient_combine(bytea, bytea),
+	dpml.gradient_final(bytea),
+	dpml.gram_step(bytea, bytea),
+	dpml.hessian_step(bytea, bytea, float8[], jsonb),
+	dpml.gram_combine(bytea, bytea),
+	dpml.gram_final(bytea),
 	dpml.pack_step(internal, bytea),
 	dpml.pack_final(internal),
 	dpml.sgd_epoch(float8[], float8, float8[], jsonb),
 	dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
 	dpml.loss(float8[], float8, float8[], jsonb),
 	dpml.loss(bytea, float8[], jsonb),
+	dpml.gradient(bytea, float8[], jsonb),
+	dpml.gram(bytea),
+	dpml.gram(bytea, float8[], jsonb),
+	dpml.whiten(bytea, float8[], float8),
 	dpml.pack(bytea),
 	dpml.pack(bytea, int4, int4),
 	dpml.encode(jsonb, record),
@@ -344,6 +437,10 @@ BEGIN
 			dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
 			dpml.loss(float8[], float8, float8[], jsonb),
 			dpml.loss(bytea, float8[], jsonb),
+			dpml.gradient(bytea, float8[], jsonb),
+			dpml.gram(bytea),
+			dpml.gram(bytea, float8[], jsonb),
+			dpml.whiten(bytea, float8[], float8),
 			dpml.pack(bytea),
 			dpml.pack(bytea, int4, int4),
 			dpml.encode(jsonb, record),

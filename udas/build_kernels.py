@@ -14,7 +14,10 @@ from pathlib import Path
 from cffi import FFI
 
 # In an order in which every type is declared before its use.
-HEADERS = ("status", "block", "loss", "schedule", "sgd", "sensitivity", "noise", "encode")
+HEADERS = (
+    *("status", "block", "loss", "schedule", "sgd", "sums", "gradient", "gram", "whiten"),
+    *("sensitivity", "noise", "encode"),
+)
 
 # As in udas/Makefile.  Without contraction a replay agrees bit for bit with a pass in the server.
 COMPILE_ARGS = [

@@ -11,6 +11,7 @@
 
 #include "kernels/block.h"
 #include "kernels/encode.h"
+#include "kernels/gradient.h"
 #include "kernels/loss.h"
 #include "kernels/schedule.h"
 #include "kernels/sgd.h"
@@ -59,7 +60,10 @@ extern int	dpml_json_texts(const DpmlJson *json, const char *key, int minimum, c
 extern char *dpml_json_scalar_text(const JsonbValue *value);
 pg_noreturn extern void dpml_json_refuse(const DpmlJson *json, const char *key, const char *domain);
 
-/* options.c: the options of a pass */
+/* options.c: the options of the aggregates */
+
+/* Models that one dpml.gradient takes. */
+#define DPML_MAX_MODELS 64
 
 typedef struct DpmlOptions
 {
@@ -69,6 +73,8 @@ typedef struct DpmlOptions
 
 extern Jsonb *dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before);
 extern void dpml_options_parse(DpmlOptions *options, Jsonb *json, bool steps);
+extern void dpml_gradient_options_parse(DpmlGradientOptions *options, Jsonb *json);
+extern void dpml_hessian_options_parse(DpmlLoss *loss, Jsonb *json);
 
 /* spec.c: the encoder's specification */
 

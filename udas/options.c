@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* The options of a pass, from one JSON object. */
+/* The options of the aggregates, each from one JSON object. */
 #include "dpml.h"
 
 #include <math.h>
@@ -9,8 +9,16 @@ static const char *const option_keys[] = {
 	"exponent", "rows", "average_from", "features", "clip_rows", "units"
 };
 
-/* In the order of enum DpmlLossKind. */
+static const char *const gradient_keys[] = {
+	"loss", "classes", "huber_h", "clip", "models", "gradient", "losses", "errors", "gradient_clip", "unit_clip",
+	"loss_clip", "units"
+};
+
+static const char *const hessian_keys[] = {"loss", "huber_h", "clip"};
+
+/* In the order of enum DpmlLossKind: those of one score first. */
 static const char *const loss_names[] = {"logistic", "huber_svm", "squared", "softmax"};
+#define SCALAR_LOSSES 3
 
 /* In the order of enum DpmlScheduleKind. */
 static const char *const schedule_names[] = {
@@ -27,15 +35,17 @@ static const DpmlDomain count = {0, MAX_EXACT, false, true, "an integer >= 0"};
 static const DpmlDomain step_number = {1, MAX_EXACT, false, true, "an integer >= 1"};
 static const DpmlDomain batch_rows = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
 static const DpmlDomain unit_rows = {1, PG_INT32_MAX, false, true, "an integer >= 1: the most rows of a unit"};
+static const DpmlDomain model_count = {1, DPML_MAX_MODELS, false, true, "an integer from 1 to 64"};
 static const DpmlDomain class_count = {2, DPML_MAX_FEATURES, false, true, "an integer from 2 to 1048576"};
 static const DpmlDomain feature_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
 
+/* A loss of one of the first n_kinds kinds. */
 static void
-parse_loss(DpmlLoss *loss, const DpmlJson *json)
+parse_loss(DpmlLoss *loss, const DpmlJson *json, int n_kinds)
 {
 	double		classes;
 
-	loss->kind = dpml_json_choice(json, "loss", loss_names, lengthof(loss_names), -1);
+	loss->kind = dpml_json_choice(json, "loss", loss_names, n_kinds, -1);
 	loss->n_classes = 1;
 	loss->huber_h = 0.1;
 	loss->clip = HUGE_VAL;
@@ -142,7 +152,7 @@ dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, bool steps)
 	memset(options, 0, sizeof(*options));
 	dpml_json_open(&json, &jsonb->root, "options");
 	dpml_json_check_keys(&json, option_keys, lengthof(option_keys));
-	parse_loss(&sgd->loss, &json);
+	parse_loss(&sgd->loss, &json, lengthof(loss_names));
 	sgd->units = dpml_json_number(&json, "units", &unit_rows, &rows_per_unit);
 	(void) dpml_json_number(&json, "lambda", &not_negative, &sgd->lambda);
 	sgd->radius = HUGE_VAL;
@@ -153,4 +163,56 @@ dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, bool steps)
 	options->clip_rows = dpml_json_bool(&json, "clip_rows", true);
 	/* a batch of b units has up to rows_per_unit b rows: privacy/README.md, "Unit of privacy" */
 	parse_schedule(&sgd->schedule, &json, rows_per_unit * dpml_loss_smoothness(&sgd->loss), sgd->lambda, steps);
+}
+
+/* The number at a key that is a bound, infinity if absent. */
+static double
+parse_bound(const DpmlJson *json, const char *key)
+{
+	double		bound = HUGE_VAL;
+
+	(void) dpml_json_number(json, key, &positive, &bound);
+	return bound;
+}
+
+/* The options of dpml.gradient; n_features stays 0. */
+void
+dpml_gradient_options_parse(DpmlGradientOptions *options, Jsonb *jsonb)
+{
+	DpmlJson	json;
+	double		number;
+	bool		losses;
+	bool		errors;
+	bool		units;
+
+	memset(options, 0, sizeof(*options));
+	dpml_json_open(&json, &jsonb->root, "options");
+	dpml_json_check_keys(&json, gradient_keys, lengthof(gradient_keys));
+	parse_loss(&options->loss, &json, lengthof(loss_names));
+	options->n_models = dpml_json_number(&json, "models", &model_count, &number) ? (int32) number : 1;
+	options->gradient = dpml_json_bool(&json, "gradient", true);
+	losses = dpml_json_bool(&json, "losses", true);
+	errors = dpml_json_bool(&json, "errors", false);
+	if (errors && options->loss.kind == DPML_SQUARED)
+		dpml_json_refuse(&json, "errors", "false with the loss \"squared\"");
+	options->losses = !losses ? DPML_NO_LOSSES : errors ? DPML_ERRORS : DPML_LOSSES;
+	options->gradient_clip = parse_bound(&json, "gradient_clip");
+	options->loss_clip = parse_bound(&json, "loss_clip");
+	if (errors && options->loss_clip < HUGE_VAL)
+		dpml_json_refuse(&json, "loss_clip", "absent with \"errors\"");
+	options->unit_clip = parse_bound(&json, "unit_clip");
+	units = dpml_json_number(&json, "units", &unit_rows, &number);
+	if (!units && options->unit_clip < HUGE_VAL)
+		dpml_json_refuse(&json, "units", "given with \"unit_clip\": the most rows of a unit");
+}
+
+/* The options of dpml.gram at weights: a loss of one score. */
+void
+dpml_hessian_options_parse(DpmlLoss *loss, Jsonb *jsonb)
+{
+	DpmlJson	json;
+
+	dpml_json_open(&json, &jsonb->root, "options");
+	dpml_json_check_keys(&json, hessian_keys, lengthof(hessian_keys));
+	parse_loss(loss, &json, SCALAR_LOSSES);
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What the kernels do with rows, replayed in memory: encoding, packing, passes, losses.
+"""What the kernels do with rows, replayed in memory: encoding, packing, passes, full-batch sums, losses.
 
 The product runs these in the server.  Here they are for tests and audits, which
 call the very code that the server runs.  Shapes are written with n rows, d
@@ -24,10 +24,14 @@ __all__ = [
     "Column",
     "Encoder",
     "Epoch",
+    "GradientSums",
+    "GramSums",
     "Image",
     "block_capacity",
     "clip_row",
     "encode_row",
+    "gradient",
+    "gram",
     "loss_sum_blocks",
     "loss_sum_rows",
     "open_block",
@@ -37,6 +41,7 @@ __all__ = [
     "scores",
     "sgd_blocks",
     "sgd_rows",
+    "whiten",
 ]
 
 _BLOCK_KINDS = {"dense": lib.DPML_DENSE, "csr": lib.DPML_CSR}
@@ -83,6 +88,26 @@ class Epoch(NamedTuple):
     """Steps so far, earlier passes included."""
     rows: int
     """Rows of this pass."""
+
+
+class GradientSums(NamedTuple):
+    """Sums over rows: not divided by n, without a regulariser."""
+
+    gradient: FloatArray | None
+    """Of the first model's losses, shape (K * d,)."""
+    losses: FloatArray | None
+    """Of each model, or numbers of wrong rows, shape (J,)."""
+    rows: int
+
+
+class GramSums(NamedTuple):
+    """Second moments of rows."""
+
+    xx: FloatArray
+    """Upper triangle of a symmetric matrix, row by row, shape (d (d + 1) / 2,)."""
+    xy: FloatArray | None
+    """Sum of y x, shape (d,); None for a Hessian."""
+    rows: int
 
 
 def block_capacity(kind: str, n_features: int, n_values: int = 0) -> int:
@@ -177,9 +202,17 @@ def pack_dense(x: npt.ArrayLike, y: npt.ArrayLike, starts: npt.ArrayLike | None 
 
 
 def pack_csr(
-    n_features: int, row_end: npt.ArrayLike, columns: npt.ArrayLike, values: npt.ArrayLike, y: npt.ArrayLike
+    n_features: int,
+    row_end: npt.ArrayLike,
+    columns: npt.ArrayLike,
+    values: npt.ArrayLike,
+    y: npt.ArrayLike,
+    starts: npt.ArrayLike | None = None,
 ) -> bytes:
-    """Pack sparse rows: row i is values and columns from row_end[i - 1] to row_end[i]."""
+    """Pack sparse rows: row i is values and columns from row_end[i - 1] to row_end[i].
+
+    `starts` as in pack_dense.
+    """
     labels = np.ascontiguousarray(y, dtype=np.float32)
     parts: dict[str, npt.NDArray[Any]] = {
         "row_end": np.ascontiguousarray(row_end, dtype=np.uint32),
@@ -188,6 +221,8 @@ def pack_csr(
     }
     require(parts["row_end"].shape == labels.shape, "row_end and y must have one entry a row")
     require(parts["columns"].shape == parts["values"].shape, "columns and values must have the same length")
+    if starts is not None:
+        parts["starts"] = _starts(starts, len(labels))
     return _pack("csr", n_features, labels, parts)
 
 
@@ -308,6 +343,133 @@ def loss_sum_rows(x: npt.ArrayLike, y: npt.ArrayLike, weights: npt.ArrayLike, lo
             for row, label in zip(rows, _floats(y), strict=True)
         )
     )
+
+
+class _Sums:
+    """Sums that kernels add to, as the states of the aggregates hold them."""
+
+    def __init__(self, size: int) -> None:
+        self._high = np.zeros(size)
+        self.low = np.zeros(size)
+
+    def fold(self) -> None:
+        lib.dpml_sums_fold(self.low.size, pointer(self._high), pointer(self.low))
+
+    def total(self, start: int, end: int) -> FloatArray:
+        return (self._high + self.low)[start:end]
+
+
+def gradient(
+    blocks: Iterable[bytes],
+    weights: npt.ArrayLike,
+    loss: Loss,
+    *,
+    models: int = 1,
+    gradient: bool = True,
+    losses: bool = True,
+    errors: bool = False,
+    gradient_clip: float = math.inf,
+    unit_clip: float = math.inf,
+    loss_clip: float = math.inf,
+) -> GradientSums:
+    """Sums of gradients and losses over the blocks' rows.
+
+    Parameters
+    ----------
+    blocks
+        At least one.
+    weights
+        Shape (J * K * d,), J = `models`. The gradient is that of the first model.
+    gradient, losses
+        What to compute.
+    errors
+        Count wrong rows in place of losses.
+    gradient_clip
+        Bound on the norm of a row's derivatives in its scores, in (0, inf].
+    unit_clip
+        Bound on the norm of the gradient of a unit's rows in a block, in (0, inf].
+    loss_clip
+        Bound on a row's loss, in (0, inf].
+    """
+    flat = _floats(weights).reshape(-1)
+    require(models >= 1 and flat.size % (models * loss.n_classes) == 0, "weights must have J * K * d entries")
+    require(min(gradient_clip, unit_clip, loss_clip) > 0.0, "clips must be in (0, inf]")
+    n_features = flat.size // (models * loss.n_classes)
+    options = ffi.new(
+        "DpmlGradientOptions *",
+        {
+            "loss": loss.c_fields(),
+            "gradient_clip": gradient_clip,
+            "unit_clip": unit_clip,
+            "loss_clip": loss_clip,
+            "n_features": n_features,
+            "n_models": models,
+            "gradient": gradient,
+            "losses": (lib.DPML_ERRORS if errors else lib.DPML_LOSSES) if losses else lib.DPML_NO_LOSSES,
+        },
+    )
+    work = pointer(np.zeros(lib.dpml_gradient_memory(options)))
+    n_gradient = loss.n_classes * n_features if gradient else 0
+    sums = _Sums(n_gradient + (models if losses else 0))
+    rows = 0
+    for data in blocks:
+        view = _view(ffi.from_buffer(data))
+        require(view.n_features == n_features, "the block must have as many features as the weights")
+        low = pointer(sums.low)
+        targets = [low, low + n_gradient]
+        lib.dpml_gradient_rows(options, pointer(flat), view, 0, view.n_rows, work, *targets)
+        rows += view.n_rows
+        sums.fold()
+    return GradientSums(
+        sums.total(0, n_gradient) if gradient else None,
+        sums.total(n_gradient, sums.low.size) if losses else None,
+        rows,
+    )
+
+
+def gram(blocks: Sequence[bytes], weights: npt.ArrayLike | None = None, loss: Loss | None = None) -> GramSums:
+    """Second moments of the blocks' rows, or with weights of shape (d,) the Hessian of their summed losses.
+
+    There must be a block, and the loss must have one score.
+    """
+    require(len(blocks) > 0, "there must be a block")
+    require((weights is None) == (loss is None), "weights and loss must go together")
+    d = _view(ffi.from_buffer(blocks[0])).n_features
+    flat = np.zeros(d) if weights is None else _floats(weights).reshape(-1)
+    require(flat.size == d, f"weights must have {d} entries")
+    require(loss is None or loss.n_classes == 1, "the loss must have one score")
+    c_loss = None if loss is None else ffi.new("DpmlLoss *", loss.c_fields())
+    work = pointer(np.empty(lib.dpml_gram_memory(d)))
+    n_xx = d * (d + 1) // 2
+    sums = _Sums(n_xx + (d if loss is None else 0))
+    rows = 0
+    for data in blocks:
+        view = _view(ffi.from_buffer(data))
+        require(view.n_features == d, "the block must have as many features as the first one")
+        low = pointer(sums.low)
+        if c_loss is None:
+            lib.dpml_gram_rows(view, 0, view.n_rows, work, low, low + n_xx)
+        else:
+            lib.dpml_hessian_rows(c_loss, pointer(flat), view, 0, view.n_rows, work, low)
+        rows += view.n_rows
+        sums.fold()
+    return GramSums(sums.total(0, n_xx), sums.total(n_xx, sums.low.size) if loss is None else None, rows)
+
+
+def whiten(block: bytes, p: npt.ArrayLike, norm: float) -> bytes:
+    """The block with every row x as x norm / ||p x||; p has shape (d, d), norm is in (0, inf)."""
+    view = _view(ffi.from_buffer(block))
+    d = view.n_features
+    matrix = _floats(p).reshape(-1)
+    require(matrix.size == d * d, f"p must have shape ({d}, {d})")
+    require(0.0 < norm < math.inf, "norm must be in (0, inf)")
+    values = np.empty(view.n_values, dtype=np.float32)
+    work = np.empty(lib.dpml_whiten_memory(d, view.n_rows))
+    lib.dpml_whiten_rows(view, pointer(matrix), norm, 0, view.n_rows, pointer(work), pointer(values, "float"))
+    view.values = pointer(values, "float")
+    out = bytearray(lib.dpml_block_size(view))
+    lib.dpml_block_write(view, ffi.from_buffer(out))
+    return bytes(out)
 
 
 def scores(x: npt.ArrayLike, weights: npt.ArrayLike, n_outputs: int = 1) -> FloatArray:

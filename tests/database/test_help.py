@@ -11,8 +11,8 @@ import pytest
 from sqltools import scalar
 
 TOPICS = (
-    *("train", "predict", "evaluate", "sgd_epoch", "pack", "loss", "options", "spec", "models", "ledger"),
-    "privacy",
+    *("train", "predict", "evaluate", "sgd_epoch", "gradient", "pack", "loss", "options", "spec", "models"),
+    *("ledger", "privacy"),
 )
 
 
@@ -39,7 +39,7 @@ def test_topics(connection: psycopg.Connection, topic: str) -> None:
 
 def test_every_user_function_has_help(connection: psycopg.Connection) -> None:
     everything = " ".join(help_of(connection, topic) for topic in TOPICS)
-    support = re.compile(r".*_(step|final)|help")
+    support = re.compile(r".*_(step|combine|final)|help")
     for (name,) in connection.execute(
         "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'dpml'::regnamespace"
     ):
@@ -58,6 +58,12 @@ def test_every_key_has_help(connection: psycopg.Connection) -> None:
     assert len(options) > 10
     for key in options:
         assert re.search(rf"\b{key}\b", help_of(connection, "options")), key
+    block = 'dpml.encode(\'{"columns": [{"name": "a", "kind": "boolean"}]}\', ROW(true))'
+    for call in ("gradient", "gram"):
+        sums = keys(connection, f"SELECT dpml.{call}({block}, '{{1,1}}', '{{\"?\": 1}}')")
+        assert len(sums) >= 3
+        for key in sums:
+            assert re.search(rf"\b{key}\b", help_of(connection, "gradient")), key
     spec = keys(connection, "SELECT dpml.encode('{\"?\": 1}', ROW(1))")
     for key in {*spec, "numeric", "boolean", "category", "array", "classes", "number", "standard", "clip"}:
         assert re.search(rf"\b{key}\b", help_of(connection, "spec")), key

@@ -14,6 +14,7 @@ from psycopg import errors
 from sqltools import load_blocks, load_rows, make_rows, plain_spec, scalar
 
 GOOD = '{"loss": "logistic", "step_size": 0.1}'
+SUMS = '{"loss": "logistic"}'
 ROW_FORM = "SELECT dpml.sgd_epoch(x, y, NULL, %s::jsonb ORDER BY i) FROM rows"
 BLOCK_FORM = "SELECT dpml.sgd_epoch(block_no, block, NULL, %s::jsonb ORDER BY block_no) FROM blocks"
 
@@ -192,6 +193,9 @@ def test_row_arguments(tables: psycopg.Connection) -> None:
         f"dpml.sgd_epoch(block_no, block, NULL, '{GOOD}')",
         f"dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}')",
         f"dpml.loss(block, '{{0,0,0,0}}', '{GOOD}')",
+        f"dpml.gradient(block, '{{0,0,0,0}}', '{SUMS}')",
+        "dpml.gram(block)",
+        f"dpml.gram(block, '{{0,0,0,0}}', '{SUMS}')",
         "dpml.pack(block)",
     ],
 )
@@ -253,6 +257,10 @@ CURATOR_CALLS = [
     f"SELECT dpml.sgd_epoch(block_no, block, NULL, '{GOOD}' ORDER BY block_no) FROM blocks",
     f"SELECT dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}') FROM rows",
     f"SELECT dpml.loss(block, '{{0,0,0,0}}', '{GOOD}') FROM blocks",
+    f"SELECT dpml.gradient(block, '{{0,0,0,0}}', '{SUMS}') FROM blocks",
+    "SELECT dpml.gram(block) FROM blocks",
+    f"SELECT dpml.gram(block, '{{0,0,0,0}}', '{SUMS}') FROM blocks",
+    "SELECT dpml.whiten(block, '{1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}', 1) FROM blocks",
     "SELECT dpml.pack(block) FROM blocks",
     "SELECT dpml.pack(block, 10) OVER () FROM blocks",
     "SELECT dpml.rows(block) FROM blocks",

@@ -73,6 +73,34 @@ dpml_loss_derivative(const DpmlLoss *loss, double u, double y)
 	return dpml_derivative(loss, u, y);
 }
 
+/* p (1 - p) of p = 1 / (1 + exp(m)), without cancellation. */
+static double
+logistic_curvature(double m, double clip)
+{
+	double		e = exp(-fabs(m));
+
+	if ((m > 0.0 ? e : 1.0) / (1.0 + e) > clip)
+		return 0.0;
+	return e / ((1.0 + e) * (1.0 + e));
+}
+
+double
+dpml_loss_curvature(const DpmlLoss *loss, double u, double y)
+{
+	double		slope;
+
+	switch (loss->kind)
+	{
+		case DPML_LOGISTIC:
+			return dpml_sign(y) == 0.0 ? 0.0 : logistic_curvature(dpml_sign(y) * u, loss->clip);
+		case DPML_HUBER_SVM:
+			slope = fabs(dpml_derivative(loss, u, y));
+			return slope > 0.0 && slope < dpml_least(1.0, loss->clip) ? 1.0 / (2.0 * loss->huber_h) : 0.0;
+		default:
+			return fabs(u - y) <= loss->clip ? 1.0 : 0.0;
+	}
+}
+
 /* The largest score, which every exponent is taken relative to. */
 static double
 softmax_shift(int32_t n_classes, const double *scores)

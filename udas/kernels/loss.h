@@ -31,6 +31,9 @@ typedef struct DpmlLoss
 double		dpml_loss_value(const DpmlLoss *loss, double u, double y);
 double		dpml_loss_derivative(const DpmlLoss *loss, double u, double y);
 
+/* Second derivative in u; 0 where the derivative is clipped, and where a bend begins or ends. */
+double		dpml_loss_curvature(const DpmlLoss *loss, double u, double y);
+
 /* Softmax value, and its gradient in the K scores (probabilities minus the one-hot label). */
 double		dpml_softmax_value(int32_t n_classes, const double *scores, int32_t label);
 void		dpml_softmax_gradient(int32_t n_classes, const double *scores, int32_t label, double *gradient);

@@ -71,6 +71,22 @@ block_row(const DpmlBlock *block, int32_t i)
 	return row;
 }
 
+/* out += a[0] x[0] + a[1] x[1] + ... over n_rows (a constant) dense rows, each as row_axpy. */
+DPML_INLINE void
+rows_axpy(int n_rows, int64_t n, const double *a, const float *x, double *out)
+{
+	int			all_used = 1;
+
+	for (int r = 0; r < n_rows; r++)
+		all_used = all_used && a[r] != 0.0;
+	if (all_used)
+		dpml_axpy_rows_f32(n_rows, n, a, x, out);
+	else
+		for (int r = 0; r < n_rows; r++)
+			if (a[r] != 0.0)
+				dpml_axpy_f32(n, a[r], x + r * n, out);
+}
+
 /* A class index, or -1 for anything else. */
 DPML_INLINE int32_t
 class_index(double label, int32_t n_classes)

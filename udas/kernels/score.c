@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "row.h"
+#include "rowloss.h"
 #include "scalar.h"
 #include "vector.h"
 
@@ -33,20 +34,9 @@ dpml_norm(int64_t n, const double *x)
 DPML_INLINE double
 row_loss(const DpmlLoss *loss, const double *weights, int32_t n_features, const Row *row, double *scores)
 {
-	double		value = 0.0;
-
-	if (loss->n_classes > 1)
-	{
-		int32_t		label = class_index(row->label, loss->n_classes);
-
-		for (int32_t k = 0; k < loss->n_classes; k++)
-			scores[k] = row_dot(row, weights + (int64_t) k * n_features);
-		if (label >= 0)
-			value = dpml_classes_value(loss, scores, label);
-	}
-	else
-		value = dpml_loss_value(loss, row_dot(row, weights), row->label);
-	return dpml_finite(value) ? value : 0.0;
+	for (int32_t k = 0; k < loss->n_classes; k++)
+		scores[k] = row_dot(row, weights + (int64_t) k * n_features);
+	return row_value(loss, scores, row->label);
 }
 
 DPML_CLONES double

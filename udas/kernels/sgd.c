@@ -4,9 +4,6 @@
  * 1 - eta lambda and the projection cost one multiplication each:
  *		scale <- (1 - eta lambda) scale,   weights <- weights - eta / (b scale) G,
  * G the gradient sum of the batch.  At b = 1 a row goes straight into weights.
- *
- * A row whose score or derivative is not finite contributes nothing.  The
- * encoder makes no such row; forged bytes can.
  */
 #include "sgd.h"
 
@@ -14,6 +11,7 @@
 #include <string.h>
 
 #include "row.h"
+#include "rowloss.h"
 #include "scalar.h"
 #include "vector.h"
 
@@ -94,15 +92,6 @@ apply_batch(DpmlSgd *state)
 	end_step(state);
 }
 
-/* Derivative of the loss in the score; 0 for a row that contributes nothing. */
-DPML_INLINE double
-score_slope(const DpmlLoss *loss, double score, double label)
-{
-	double		slope = dpml_derivative(loss, score, label);
-
-	return dpml_finite(score) && dpml_finite(slope) ? slope : 0.0;
-}
-
 /* A batch of one row goes straight into the weights.  One of one unit may have several rows. */
 DPML_INLINE int
 is_direct(const DpmlSgdOptions *options)
@@ -161,23 +150,15 @@ take_row_classes(DpmlSgd *state, const Row *row)
 	int			direct = is_direct(&state->options);
 	double	   *target = direct ? state->weights : state->gradient;
 	double	   *scores = state->scores;
-	int32_t		label = class_index(row->label, loss->n_classes);
-	int			usable = label >= 0;
 	double		factor = 1.0;
 
 	for (int32_t k = 0; k < loss->n_classes; k++)
-	{
 		scores[k] = state->scale * row_dot(row, state->weights + k * d);
-		usable = usable && dpml_finite(scores[k]);
-	}
+	row_slopes(loss, scores, row->label);
 	if (direct)
 		factor = begin_step(state);
-	if (usable)
-	{
-		dpml_classes_gradient(loss, scores, label, scores);
-		for (int32_t k = 0; k < loss->n_classes; k++)
-			row_axpy(row, factor * scores[k], target + k * d);
-	}
+	for (int32_t k = 0; k < loss->n_classes; k++)
+		row_axpy(row, factor * scores[k], target + k * d);
 	row_done(state);
 }
 
@@ -191,21 +172,11 @@ take_group(DpmlSgd *state, int n_rows, const float *x, const float *labels)
 {
 	const DpmlSgdOptions *options = &state->options;
 	double		slope[DPML_GROUP];
-	int			all_used = 1;
 
 	dpml_dot_rows_f32(n_rows, options->n_features, state->weights, x, slope);
 	for (int r = 0; r < n_rows; r++)
-	{
 		slope[r] = score_slope(&options->loss, state->scale * slope[r], labels[r]);
-		all_used = all_used && slope[r] != 0.0;
-	}
-	if (all_used)
-		dpml_axpy_rows_f32(n_rows, options->n_features, slope, x, state->gradient);
-	else
-		for (int r = 0; r < n_rows; r++)
-			if (slope[r] != 0.0)
-				dpml_axpy_f32(options->n_features, slope[r], x + (int64_t) r * options->n_features,
-							  state->gradient);
+	rows_axpy(n_rows, options->n_features, slope, x, state->gradient);
 	state->rows += n_rows;
 	state->in_batch += n_rows;
 	if (state->in_batch >= options->batch_size)

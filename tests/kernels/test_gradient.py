@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Full-batch sums of the kernels against numpy: gradients, losses, second moments, whitened rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracles
+from pg_dpml import replay
+from pg_dpml.kernels import Loss
+
+FloatArray = npt.NDArray[np.float64]
+N, D, K = 115, 13, 3
+
+LOSSES = {
+    "logistic": Loss("logistic"),
+    "logistic_clipped": Loss("logistic", clip=0.4),
+    "huber_svm": Loss("huber_svm", huber_h=0.3),
+    "huber_svm_clipped": Loss("huber_svm", huber_h=0.3, clip=0.6),
+    "squared": Loss("squared"),
+    "squared_clipped": Loss("squared", clip=0.5),
+    "softmax": Loss("softmax", n_classes=K),
+    "one_vs_all": Loss("logistic", n_classes=K, clip=0.7),
+    "one_vs_all_huber": Loss("huber_svm", n_classes=K),
+}
+SCALAR = [name for name, loss in LOSSES.items() if loss.n_classes == 1]
+
+
+def make_rows(loss: Loss, n: int = N, d: int = D, seed: int = 5) -> tuple[FloatArray, FloatArray]:
+    """Float32 rows of norm at most 1, half of their features 0, and labels that the loss understands."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(n, d)) * (draw.random((n, d)) < 0.5)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0) * 1.001
+    labels = range(loss.n_classes) if loss.n_classes > 1 else (-1, 1)
+    return x.astype(np.float32).astype(np.float64), draw.choice(np.array(labels, dtype=np.float64), n)
+
+
+def make_weights(loss: Loss, models: int = 1, d: int = D) -> FloatArray:
+    return 2.0 * np.random.default_rng(6).normal(size=(models, loss.n_classes, d))
+
+
+def pack(
+    form: str, x: FloatArray, y: FloatArray, starts: npt.ArrayLike | None = None, rows_per_block: int = 39
+) -> list[bytes]:
+    blocks = []
+    for i in range(0, len(x), rows_per_block):
+        part = slice(i, i + rows_per_block)
+        own = None if starts is None else np.asarray(starts)[part]
+        if form == "dense":
+            blocks.append(replay.pack_dense(x[part], y[part], own))
+        else:
+            row, column = np.nonzero(x[part])
+            row_end = np.searchsorted(row, np.arange(len(x[part])), side="right")
+            blocks.append(replay.pack_csr(x.shape[1], row_end, column, x[part][row, column], y[part], own))
+    return blocks
+
+
+def close(found: FloatArray | None, wanted: npt.ArrayLike) -> None:
+    """Equal to 1e-12 of the largest number: single entries can cancel."""
+    assert found is not None
+    expected = np.asarray(wanted, dtype=np.float64).reshape(-1)
+    scale = float(np.max(np.abs(expected), initial=0.0))
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-12 * scale)
+
+
+def row_slopes(loss: Loss, w: FloatArray, x: FloatArray, y: float) -> tuple[float, FloatArray]:
+    """A row's loss and its derivatives in the scores, shape (K,)."""
+    scores = w @ x
+    if loss.kind == "softmax":
+        return oracles.softmax(scores, int(y))
+    labels = [1.0 if k == y else -1.0 for k in range(K)] if loss.n_classes > 1 else [y]
+    each = [
+        oracles.loss(loss.kind, float(u), label, clip=loss.clip, h=loss.huber_h)
+        for u, label in zip(scores, labels, strict=True)
+    ]
+    return sum(value for value, _ in each), np.array([slope for _, slope in each])
+
+
+def shorten(values: FloatArray, bound: float) -> FloatArray:
+    norm = float(np.linalg.norm(values))
+    return values * (bound / norm) if norm > bound else values
+
+
+def wanted(
+    loss: Loss,
+    w: FloatArray,
+    x: FloatArray,
+    y: FloatArray,
+    *,
+    gradient_clip: float = math.inf,
+    loss_clip: float = math.inf,
+) -> tuple[FloatArray, FloatArray]:
+    """Each row's gradient, shape (n, K, d), and loss at one model's weights of shape (K, d)."""
+    gradients, losses = [], []
+    for row, label in zip(x, y, strict=True):
+        value, slopes = row_slopes(loss, w, row, label)
+        gradients.append(np.outer(shorten(slopes, gradient_clip), row))
+        losses.append(min(value, loss_clip))
+    return np.array(gradients), np.array(losses)
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_sums_agree_with_oracle(name: str, form: str) -> None:
+    loss = LOSSES[name]
+    x, y = make_rows(loss)
+    w = make_weights(loss, models=4)
+    blocks = pack(form, x, y)
+    clips: list[dict[str, Any]] = [{}, {"gradient_clip": 0.3, "loss_clip": 0.5}]
+    for clip in clips:
+        found = replay.gradient(blocks, w, loss, models=4, **clip)
+        close(found.gradient, wanted(loss, w[0], x, y, **clip)[0].sum(axis=0))
+        close(found.losses, [wanted(loss, model, x, y, **clip)[1].sum() for model in w])
+        assert found.rows == N
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_parts_are_computed_alone(name: str, form: str) -> None:
+    """Bit for bit what they are together."""
+    loss = LOSSES[name]
+    x, y = make_rows(loss)
+    w = make_weights(loss, models=3)
+    blocks = pack(form, x, y)
+    both = replay.gradient(blocks, w, loss, models=3)
+    only_gradient = replay.gradient(blocks, w, loss, models=3, losses=False)
+    only_losses = replay.gradient(blocks, w, loss, models=3, gradient=False)
+    one_model = replay.gradient(blocks, w[0], loss, losses=False)
+    np.testing.assert_array_equal(only_gradient.gradient, both.gradient)
+    np.testing.assert_array_equal(one_model.gradient, both.gradient)
+    np.testing.assert_array_equal(only_losses.losses, both.losses)
+    assert only_gradient.losses is None
+    assert only_losses.gradient is None
+    assert only_losses.rows == N
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("name", ["logistic", "softmax"])
+def test_units_are_clipped_as_sums(name: str, form: str) -> None:
+    """A unit is cut where a block ends, as the kernel sees one block."""
+    loss = LOSSES[name]
+    x, y = make_rows(loss)
+    w = make_weights(loss)
+    starts = np.random.default_rng(7).random(N) < 0.4
+    gradients, losses = wanted(loss, w[0], x, y, gradient_clip=0.8)
+    for unit_clip in (0.05, 0.5, 100.0):
+        expected = np.zeros_like(gradients[0])
+        first = 0
+        for i in range(1, N + 1):
+            if i == N or starts[i] or i % 39 == 0:
+                expected += shorten(gradients[first:i].sum(axis=0), unit_clip)
+                first = i
+        found = replay.gradient(pack(form, x, y, starts), w, loss, gradient_clip=0.8, unit_clip=unit_clip)
+        close(found.gradient, expected)
+        close(found.losses, losses.sum())
+    alone = replay.gradient(pack(form, x, y), w, loss, unit_clip=0.05)
+    expected = sum((shorten(g, 0.05) for g in wanted(loss, w[0], x, y)[0]), np.zeros_like(gradients[0]))
+    close(alone.gradient, expected)
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+def test_errors_are_wrong_predictions(form: str) -> None:
+    loss = LOSSES["logistic"]
+    x, y = make_rows(loss)
+    x[:5], y[5:9] = 0.0, 0.0
+    w = make_weights(loss, models=2)
+    found = replay.gradient(pack(form, x, y), w, loss, models=2, errors=True)
+    for model, count in zip(w, found.losses if found.losses is not None else [], strict=True):
+        predicted = np.where(x @ model[0] > 0, 1.0, -1.0)
+        assert count == np.sum((predicted != y) & (y != 0.0))
+    loss = LOSSES["softmax"]
+    x, y = make_rows(loss)
+    x[:5], y[5:9] = 0.0, [-1.0, 0.5, 3.0, np.nan]
+    w = make_weights(loss)
+    found = replay.gradient(pack(form, x, y), w, loss, gradient=False, errors=True)
+    declared = np.isin(y, range(K))
+    close(found.losses, np.sum((np.argmax(x @ w[0].T, axis=1) != y) & declared))
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_not_finite_counts_for_nothing(name: str, form: str) -> None:
+    loss = LOSSES[name]
+    x, y = make_rows(loss, n=20)
+    w = make_weights(loss)
+    good = replay.gradient(pack(form, x, y), w, loss)
+    bad = np.vstack([x, x[:4]])
+    bad[20, :], bad[21, 3], bad[22, :], bad[23, 0] = np.nan, np.inf, -np.inf, np.nan
+    found = replay.gradient(pack(form, bad, np.append(y, y[:4])), w, loss, unit_clip=1e9)
+    close(found.gradient, good.gradient if good.gradient is not None else [])
+    close(found.losses, good.losses if good.losses is not None else [])
+    if loss.n_classes > 1:
+        undeclared = replay.gradient(pack(form, x, np.full(20, K + 0.5)), w, loss)
+        assert undeclared.gradient is not None
+        assert not undeclared.gradient.any()
+    if loss.n_classes == 1:
+        moments = replay.gram(pack(form, bad, np.append(y, y[:4])))
+        close(moments.xx, replay.gram(pack(form, x, y)).xx)
+        hessian = replay.gram(pack(form, bad, np.append(y, y[:4])), w, loss)
+        close(hessian.xx, replay.gram(pack(form, x, y), w, loss).xx)
+
+
+def upper(matrix: FloatArray) -> FloatArray:
+    return matrix[np.triu_indices(len(matrix))]
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 50])
+@pytest.mark.parametrize("rows_per_block", [1, 39, 200])
+def test_second_moments(d: int, form: str, rows_per_block: int) -> None:
+    x, y = make_rows(LOSSES["logistic"], n=300, d=d)
+    y = y * np.random.default_rng(8).random(len(y)).astype(np.float32)
+    found = replay.gram(pack(form, x, y, rows_per_block=rows_per_block))
+    close(found.xx, upper(x.T @ x))
+    close(found.xy, x.T @ y)
+    assert found.rows == 300
+
+
+def curvature(loss: Loss, u: float, y: float) -> float:
+    """Second derivative, by the definitions of the losses."""
+    slope = oracles.loss(loss.kind, u, y, h=loss.huber_h)[1]
+    if abs(slope) > loss.clip:
+        return 0.0
+    if loss.kind == "logistic":
+        return abs(slope) * (1 - abs(slope))
+    if loss.kind == "huber_svm":
+        return 1 / (2 * loss.huber_h) if 0 < abs(slope) < 1 else 0.0
+    return 1.0
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("name", SCALAR)
+def test_hessian(name: str, form: str) -> None:
+    loss = LOSSES[name]
+    x, y = make_rows(loss)
+    w = make_weights(loss)[0, 0]
+    weights = np.array([curvature(loss, float(w @ row), label) for row, label in zip(x, y, strict=True)])
+    assert np.count_nonzero(weights) > 0
+    assert ("clip" in name or loss.kind == "huber_svm") == (np.count_nonzero(weights) < N)
+    found = replay.gram(pack(form, x, y), w, loss)
+    close(found.xx, upper((x * weights[:, np.newaxis]).T @ x))
+    assert found.xy is None
+
+
+@pytest.mark.parametrize("name", ["logistic", "logistic_clipped", "huber_svm", "squared_clipped"])
+def test_hessian_is_the_slope_of_the_gradient(name: str) -> None:
+    """An independent way to it: differences of gradients, away from the kinks."""
+    loss = LOSSES[name]
+    x, y = make_rows(loss, n=1)
+    w = make_weights(loss)[0, 0] * 0.1
+    blocks = pack("dense", x, y)
+    found = replay.gram(blocks, w, loss).xx
+    matrix = np.zeros((D, D))
+    for i in range(D):
+        step = np.zeros(D)
+        step[i] = 1e-6
+        up, down = replay.gradient(blocks, w + step, loss), replay.gradient(blocks, w - step, loss)
+        assert up.gradient is not None
+        assert down.gradient is not None
+        matrix[i] = (up.gradient - down.gradient) / 2e-6
+    np.testing.assert_allclose(found, upper(matrix), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("d", [1, 4, 8, 13, 50])
+def test_whitened_rows_have_one_norm(d: int, form: str) -> None:
+    x, y = make_rows(LOSSES["logistic"], n=43, d=d)
+    x[7] = 0.0
+    draw = np.random.default_rng(9).normal(size=(d, d))
+    p = draw @ draw.T + np.eye(d)
+    starts = np.arange(43) % 3 == 0
+    (block,) = pack(form, x, y, starts, rows_per_block=50)
+    before, after = replay.open_block(block), replay.open_block(replay.whiten(block, p, 0.9))
+    for part in ("labels", "starts", "row_end", "columns"):
+        np.testing.assert_array_equal(getattr(after, part), getattr(before, part))
+    rows = np.zeros((43, d))
+    if form == "dense":
+        rows = after.values.astype(np.float64)
+    else:
+        assert after.row_end is not None
+        assert after.columns is not None
+        counts = np.diff(after.row_end, prepend=0)
+        rows[np.repeat(np.arange(43), counts), after.columns] = after.values
+    norms = np.linalg.norm(x @ p, axis=1, keepdims=True)
+    expected = np.divide(0.9 * x, norms, out=np.zeros_like(x), where=norms > 0)
+    np.testing.assert_allclose(rows, expected, rtol=2.0**-23, atol=0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-44, 38), st.integers(-300, 300), st.integers(-300, 300))
+def test_whitening_is_finite_at_any_scale(row_scale: int, p_scale: int, norm_scale: int) -> None:
+    """Rows that would leave float32 become zero rows; the others have the norm they should."""
+    draw = np.random.default_rng(10).normal(size=(5, 5))
+    p = np.eye(5) + 0.01 * (draw + draw.T)
+    x = (np.ones((1, 5)) * 10.0**row_scale).astype(np.float32)
+    norm = 10.0**norm_scale
+    after = replay.open_block(replay.whiten(replay.pack_dense(x, [1.0]), p * 10.0**p_scale, norm)).values
+    assert np.isfinite(after).all()
+    exponent = norm_scale - p_scale
+    if -278 < row_scale + p_scale < 307 and -36 < exponent < 37 and x.any():
+        assert np.linalg.norm(after.astype(np.float64) @ p) == pytest.approx(10.0**exponent, rel=1e-6)
+    if exponent > 40 or not x.any():
+        assert not after.any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_sums_do_not_depend_on_how_rows_are_packed(data: Any) -> None:
+    """Any cut into blocks, either form, any width: the same sums to rounding."""
+    loss = LOSSES[data.draw(st.sampled_from(sorted(LOSSES)))]
+    n, d = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 20))
+    x, y = make_rows(loss, n=n, d=d, seed=data.draw(st.integers(0, 100)))
+    w = make_weights(loss, d=d)
+    gradients, losses = wanted(loss, w[0], x, y)
+    form = data.draw(st.sampled_from(["dense", "csr"]))
+    blocks = pack(form, x, y, rows_per_block=data.draw(st.integers(1, 40)))
+    found = replay.gradient(blocks, w, loss)
+    assert found.gradient is not None
+    np.testing.assert_allclose(found.gradient, gradients.sum(axis=0).ravel(), rtol=0.0, atol=1e-12 * n)
+    assert found.losses is not None
+    np.testing.assert_allclose(found.losses, [losses.sum()], rtol=1e-12, atol=1e-12)
+
+
+def test_sums_of_many_rows_lose_nothing() -> None:
+    """A plain sum of these is off by more than 1e-12."""
+    n = 400_000
+    x = np.full((n, 1), np.float32(0.1))
+    y = np.where(np.arange(n) < n // 2, 1.0, -1.0).astype(np.float32)
+    y[0] = 3e6
+    blocks = pack("dense", x.astype(np.float64), y.astype(np.float64), rows_per_block=1000)
+    found = replay.gram(blocks)
+    assert found.xy is not None
+    exact = math.fsum(float(np.float32(0.1)) * float(label) for label in y)
+    assert found.xy[0] == pytest.approx(exact, rel=1e-15)
+
+
+def test_bad_arguments_are_refused() -> None:
+    x, y = make_rows(LOSSES["logistic"])
+    blocks = pack("dense", x, y)
+    refused: list[Any] = [
+        lambda: replay.gradient(blocks, np.zeros(D + 1), LOSSES["logistic"]),
+        lambda: replay.gradient(blocks, np.zeros(D), LOSSES["logistic"], models=2),
+        lambda: replay.gradient(blocks, np.zeros(D), LOSSES["logistic"], gradient_clip=0.0),
+        lambda: replay.gram([]),
+        lambda: replay.gram(blocks, np.zeros(D)),
+        lambda: replay.gram(blocks, np.zeros(D * K), LOSSES["softmax"]),
+        lambda: replay.gram(blocks, np.zeros(D - 1), LOSSES["logistic"]),
+        lambda: replay.whiten(blocks[0], np.zeros(D), 1.0),
+        lambda: replay.whiten(blocks[0], np.eye(D), math.inf),
+    ]
+    for call in refused:
+        with pytest.raises(ValueError, match="must"):
+            call()

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * Sums over the rows of a block, at weights that stay: gradients and losses of
+ * a full batch.  Nothing is divided by a number of rows, and no regulariser is
+ * in it.  Sums are added to what the arrays hold.
+ */
+#ifndef DPML_GRADIENT_H
+#define DPML_GRADIENT_H
+
+#include <stdint.h>
+
+#include "block.h"
+#include "loss.h"
+
+enum DpmlLossSums
+{
+	DPML_NO_LOSSES = 0,
+	DPML_LOSSES = 1,
+	DPML_ERRORS = 2				/* rows whose class is predicted wrongly */
+};
+
+typedef struct DpmlGradientOptions
+{
+	DpmlLoss	loss;
+	double		gradient_clip;	/* bound on the norm of a row's derivatives in its K scores, > 0; infinity for none */
+	double		unit_clip;		/* bound on the norm of a unit's gradient, > 0; infinity for none */
+	double		loss_clip;		/* bound on a row's loss, > 0; infinity for none */
+	int32_t		n_features;		/* d, intercept included */
+	int32_t		n_models;		/* J >= 1; the gradient is that of the first */
+	int32_t		gradient;		/* 1: sum gradients */
+	int32_t		losses;			/* enum DpmlLossSums */
+} DpmlGradientOptions;
+
+/* Doubles of working memory. */
+int64_t		dpml_gradient_memory(const DpmlGradientOptions *options);
+
+/*
+ * Rows first .. first + n - 1 of a block; with a unit_clip also what is left of
+ * the last unit, which must not be cut.  Returns the row to go on at.
+ * weights are J x K x d, gradient K x d, losses J; an array that is not asked for
+ * may be NULL.  work must be zero at the first call, and is for this function alone.
+ */
+int32_t		dpml_gradient_rows(const DpmlGradientOptions *options, const double *weights, const DpmlBlock *block,
+							   int32_t first, int32_t n, double *work, double *gradient, double *losses);
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * Dense rows are gathered as doubles, GRAM_ROWS at a time, in panels of
+ * GRAM_PANEL columns:
+ *
+ *		| row 0: columns 0-7 | row 1: columns 0-7 | ... | row 0: columns 8-15 | ...
+ *
+ * so that a tile of 4 x 8 products is summed over all of them in registers, and
+ * xx is touched once.  The last panel is filled up with zeros.  A weight h of a
+ * row goes in as sqrt(h); rows of weight 0 are left out.
+ */
+#include "gram.h"
+
+#include <math.h>
+
+#include "row.h"
+#include "rowloss.h"
+#include "scalar.h"
+#include "vector.h"
+
+#define GRAM_ROWS 64
+#define GRAM_PANEL 8
+#define GRAM_TILE 4				/* rows of a tile; divides GRAM_PANEL */
+
+/* Where row i of the triangle begins. */
+DPML_INLINE int64_t
+triangle_row(int64_t n, int64_t i)
+{
+	return i * n - i * (i - 1) / 2;
+}
+
+DPML_INLINE int64_t
+n_panels(int32_t n_features)
+{
+	return ((int64_t) n_features + GRAM_PANEL - 1) / GRAM_PANEL;
+}
+
+/* Put factor x into the panels as row r. */
+DPML_INLINE void
+gather_row(const float *x, int64_t n, double factor, int64_t r, double *panels)
+{
+	for (int64_t p = 0; p * GRAM_PANEL < n; p++)
+		for (int64_t c = 0; c < GRAM_PANEL; c++)
+		{
+			int64_t		i = p * GRAM_PANEL + c;
+
+			panels[(p * GRAM_ROWS + r) * GRAM_PANEL + c] = i < n ? factor * x[i] : 0.0;
+		}
+}
+
+/* Add the products of GRAM_TILE columns a and GRAM_PANEL columns b of the panels, those on or above the diagonal. */
+DPML_INLINE void
+add_tile(int64_t n, int n_rows, const double *panels, int64_t a, int64_t b, double *xx)
+{
+	const double *left = panels + (a / GRAM_PANEL * GRAM_ROWS) * GRAM_PANEL + a % GRAM_PANEL;
+	const double *right = panels + (b / GRAM_PANEL * GRAM_ROWS) * GRAM_PANEL;
+	DpmlLanes	sums[GRAM_TILE][2] = {{{0.0}}};
+
+	for (int r = 0; r < n_rows; r++, left += GRAM_PANEL, right += GRAM_PANEL)
+		for (int i = 0; i < GRAM_TILE; i++)
+		{
+			DpmlLanes	factor = {left[i], left[i], left[i], left[i]};
+
+			sums[i][0] += factor * DPML_LOAD(right);
+			sums[i][1] += factor * DPML_LOAD(right + 4);
+		}
+	for (int64_t i = 0; i < GRAM_TILE && a + i < n; i++)
+	{
+		double	   *out = xx + triangle_row(n, a + i) - (a + i);
+
+		if (b >= a + i && b + GRAM_PANEL <= n)
+		{
+			DPML_STORE(out + b, DPML_LOAD(out + b) + sums[i][0]);
+			DPML_STORE(out + b + 4, DPML_LOAD(out + b + 4) + sums[i][1]);
+		}
+		else
+			for (int64_t j = b > a + i ? b : a + i; j < b + GRAM_PANEL && j < n; j++)
+				out[j] += sums[i][(j - b) / 4][(j - b) % 4];
+	}
+}
+
+static DPML_CLONES void
+add_panels(int64_t n, int n_rows, const double *panels, double *xx)
+{
+	for (int64_t a = 0; a < n; a += GRAM_TILE)
+		for (int64_t b = a / GRAM_PANEL * GRAM_PANEL; b < n; b += GRAM_PANEL)
+			add_tile(n, n_rows, panels, a, b, xx);
+}
+
+/* xx += h x x' of a sparse row; its columns rise. */
+DPML_INLINE void
+add_sparse(const Row *row, double h, int64_t n, double *xx)
+{
+	for (int64_t a = 0; a < row->n; a++)
+	{
+		int64_t		i = row->columns[a];
+
+		dpml_axpy_sparse(row->n - a, h * row->f32[a], row->columns + a, row->f32 + a, xx + triangle_row(n, i) - i);
+	}
+}
+
+DPML_INLINE int
+row_finite(const Row *row)
+{
+	for (int64_t i = 0; i < row->n; i++)
+		if (!dpml_finite(row->f32[i]))
+			return 0;
+	return dpml_finite(row->label);
+}
+
+/* What a row's square counts in xx: phi''(<w, x>), or 1 without a loss; 0 for a row that counts for nothing. */
+DPML_INLINE double
+row_weight(const DpmlLoss *loss, const double *weights, const Row *row)
+{
+	double		score;
+	double		h;
+
+	if (!row_finite(row))
+		return 0.0;
+	if (loss == NULL)
+		return 1.0;
+	score = row_dot(row, weights);
+	h = dpml_loss_curvature(loss, score, row->label);
+	return dpml_finite(score) && dpml_finite(h) ? h : 0.0;
+}
+
+static DPML_CLONES void
+add_rows(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
+		 int32_t first, int32_t end, double *panels, double *xx, double *xy)
+{
+	int64_t		d = block->n_features;
+	int			gathered = 0;
+
+	for (int32_t i = first; i < end; i++)
+	{
+		Row			row = block_row(block, i);
+		double		h = row_weight(loss, weights, &row);
+
+		if (h == 0.0)
+			continue;
+		if (xy != NULL)
+			row_axpy(&row, row.label, xy);
+		if (block->kind == DPML_CSR)
+		{
+			add_sparse(&row, h, d, xx);
+			continue;
+		}
+		gather_row(row.f32, d, sqrt(h), gathered++, panels);
+		if (gathered == GRAM_ROWS)
+		{
+			add_panels(d, gathered, panels, xx);
+			gathered = 0;
+		}
+	}
+	add_panels(d, gathered, panels, xx);
+}
+
+int64_t
+dpml_gram_memory(int32_t n_features)
+{
+	return n_panels(n_features) * GRAM_PANEL * GRAM_ROWS;
+}
+
+void
+dpml_gram_rows(const DpmlBlock *block, int32_t first, int32_t n, double *work, double *xx, double *xy)
+{
+	add_rows(NULL, NULL, block, first, n < block->n_rows - first ? first + n : block->n_rows, work, xx, xy);
+}
+
+void
+dpml_hessian_rows(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
+				  int32_t first, int32_t n, double *work, double *xx)
+{
+	add_rows(loss, weights, block, first, n < block->n_rows - first ? first + n : block->n_rows, work, xx, NULL);
+}

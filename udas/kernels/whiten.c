@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * Several rows of P at a time stay in the cache while all rows of the block pass
+ * by: a wide P is read once for the block, not once for a row.
+ */
+#include "whiten.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "row.h"
+#include "scalar.h"
+#include "sgd.h"
+#include "vector.h"
+
+#define WHITEN_ROWS 8			/* of P at a time */
+
+/* squares[r] += the squares of elements from .. to - 1 of P x, for n_rows (a constant) rows from row i on. */
+DPML_INLINE void
+add_squares(const DpmlBlock *block, const double *p, int n_rows, int32_t i, int64_t from, int64_t to, double *squares)
+{
+	int64_t		d = block->n_features;
+	double		products[DPML_GROUP];
+
+	for (int64_t k = from; k < to; k++)
+	{
+		if (block->kind == DPML_DENSE)
+			dpml_dot_rows_f32(n_rows, d, p + k * d, block->values + i * d, products);
+		else
+			for (int r = 0; r < n_rows; r++)
+			{
+				Row			row = block_row(block, i + r);
+
+				products[r] = row_dot(&row, p + k * d);
+			}
+		for (int r = 0; r < n_rows; r++)
+			squares[r] += products[r] * products[r];
+	}
+}
+
+static DPML_CLONES void
+sum_squares(const DpmlBlock *block, const double *p, int32_t first, int32_t end, double *squares)
+{
+	int64_t		d = block->n_features;
+
+	for (int32_t i = first; i < end; i++)
+		squares[i - first] = 0.0;
+	for (int64_t from = 0; from < d; from += WHITEN_ROWS)
+	{
+		int64_t		to = from + WHITEN_ROWS < d ? from + WHITEN_ROWS : d;
+		int32_t		i = first;
+
+		for (; end - i >= DPML_GROUP; i += DPML_GROUP)
+			add_squares(block, p, DPML_GROUP, i, from, to, squares + (i - first));
+		for (; i < end; i++)
+			add_squares(block, p, 1, i, from, to, squares + (i - first));
+	}
+}
+
+/* ||P x|| of a row whose sum of squares has left the range in which it is precise; 0 if the products have, too. */
+static double
+careful_norm(const DpmlBlock *block, const double *p, int32_t i, double *product)
+{
+	Row			row = block_row(block, i);
+	double		norm;
+
+	for (int64_t k = 0; k < block->n_features; k++)
+		product[k] = row_dot(&row, p + k * block->n_features);
+	norm = dpml_norm(block->n_features, product);
+	return norm > 1e-280 ? norm : 0.0;
+}
+
+/* out = factor x, or zeros if a value would not be finite. */
+DPML_INLINE void
+scale_row(const Row *row, double factor, float *out)
+{
+	int			finite = dpml_finite(factor);
+
+	for (int64_t i = 0; i < row->n; i++)
+	{
+		double		v = factor * row->f32[i];
+
+		finite = finite && fabs(v) <= FLT_MAX;
+		out[i] = finite ? (float) v : 0.0f;
+	}
+	if (!finite)
+		for (int64_t i = 0; i < row->n; i++)
+			out[i] = 0.0f;
+}
+
+int64_t
+dpml_whiten_memory(int32_t n_features, int32_t n)
+{
+	return (int64_t) n_features + n;
+}
+
+void
+dpml_whiten_rows(const DpmlBlock *block, const double *p, double norm, int32_t first, int32_t n,
+				 double *work, float *values)
+{
+	double	   *product = work;
+	double	   *squares = work + block->n_features;
+	int32_t		end = n < block->n_rows - first ? first + n : block->n_rows;
+
+	sum_squares(block, p, first, end, squares);
+	for (int32_t i = first; i < end; i++)
+	{
+		Row			row = block_row(block, i);
+		double		square = squares[i - first];
+		double		length;
+
+		if (square > 1e-280 && square < 1e280)
+			length = sqrt(square);
+		else
+			length = careful_norm(block, p, i, product);
+		scale_row(&row, norm / length, values + (row.f32 - block->values));
+	}
+}

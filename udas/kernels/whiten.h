@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* Rows brought to one norm as a matrix sees it. */
+#ifndef DPML_WHITEN_H
+#define DPML_WHITEN_H
+
+#include <stdint.h>
+
+#include "block.h"
+
+/* Doubles of working memory for n rows. */
+int64_t		dpml_whiten_memory(int32_t n_features, int32_t n);
+
+/*
+ * Rows first .. first + n - 1 of a block as x norm / ||P x||_2, in values, which
+ * has room for all values of the block.  p is d x d, row-major.  A zero row, and
+ * one whose new values are not finite in float32 or whose ||P x|| is beyond
+ * doubles, becomes a zero row.  Rounding to float32 can then lengthen P x by a
+ * factor of 1 + 2^-24 cond(P), which norm has to leave room for.
+ */
+void		dpml_whiten_rows(const DpmlBlock *block, const double *p, double norm, int32_t first, int32_t n,
+							 double *work, float *values);
+
+#endif
