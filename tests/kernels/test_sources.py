@@ -8,6 +8,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from pg_dpml import _kernels, kernels, replay
-from pg_dpml.kernels import Loss, Schedule
+from pg_dpml.kernels import FloatArray, Loss, Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "udas" / "kernels"
@@ -70,7 +71,7 @@ def blocks(d: int) -> list[bytes]:
 
 
 def results(d: int) -> list[Any]:
-    """Passes in every shape of the inner loops, and a sum of losses."""
+    """Passes in every shape of the inner loops, sums of a full batch, whitened rows."""
     found: list[Any] = []
     for loss in (Loss("logistic"), Loss("huber_svm"), Loss("squared"), Loss("softmax", n_classes=3)):
         for batch_size in (1, 2, 7):
@@ -87,7 +88,19 @@ def results(d: int) -> list[Any]:
             assert epoch.average is not None
             found += [epoch.weights.tobytes(), epoch.average.tobytes()]
             found.append(replay.loss_sum_blocks(blocks(d), epoch.weights, loss))
+        found += [part.tobytes() for part in full_batch(d, loss, epoch.weights)]
+    found.append(replay.whiten(blocks(d)[0], np.eye(d) + 0.1, 0.9))
     return found
+
+
+def full_batch(d: int, loss: Loss, weights: FloatArray) -> Iterator[FloatArray]:
+    for unit_clip in (math.inf, 0.3):
+        sums = replay.gradient(blocks(d), weights, loss, gradient_clip=0.5, unit_clip=unit_clip)
+        yield from (part for part in sums[:2] if part is not None)
+    if loss.n_classes == 1:
+        moments = replay.gram(blocks(d))
+        yield from (part for part in moments[:2] if part is not None)
+        yield replay.gram(blocks(d), weights, loss).xx
 
 
 @pytest.mark.parametrize("flags", [("-O3",), ("-O1",)])
@@ -107,4 +120,4 @@ def test_clones_agree_bit_for_bit(
         monkeypatch.setattr(module, "lib", plain)
     assert plain is not _kernels.lib
     assert [results(d) for d in widths] == chosen
-    assert math.isfinite(chosen[-1][-1])
+    assert np.isfinite(np.frombuffer(chosen[-1][-2])).all()
