@@ -30,7 +30,13 @@ def test_rows_survive_the_way_through_the_server(connection: psycopg.Connection)
 
 
 def test_results_of_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["noiseless-vs-count", "noiseless-vs-rows", "bolt-on-overhead", "pack-vs-ctas"]
+    names = [
+        "noiseless-vs-count",
+        "noiseless-vs-rows",
+        "bolt-on-overhead",
+        "pack-vs-ctas",
+        "gradient-parallel",
+    ]
     assert bench.main(only(*names), EASY) == 0
     lines = json.loads(capsys.readouterr().out)
     assert [line["name"] for line in lines] == names
