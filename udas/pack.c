@@ -203,11 +203,20 @@ size_with(const PackState *state, const DpmlBlock *more)
 	return dpml_block_size(&both);
 }
 
+/* Only the first n_rows rows. */
+static void
+truncate_block(DpmlBlock *block, const uint32 *row_end, int32 n_rows)
+{
+	block->n_rows = n_rows;
+	block->n_values = block->kind == DPML_CSR ? (int32) row_end[n_rows - 1] : n_rows * block->n_features;
+}
+
 /*
  * Window function (block bytea, capacity int4, max_bytes int4): on the first
  * row of every block the block, NULL on its other rows.  A block ends after
- * capacity rows, or before a row that would make it larger than max_bytes.
- * One sort gives both the order and the blocks.
+ * capacity rows, or before a row that would make it larger than max_bytes; but
+ * a unit of privacy that would be cut goes to the next block, unless it is
+ * larger than a block.  One sort gives both the order and the blocks.
  */
 Datum
 dpml_pack_window(PG_FUNCTION_ARGS)
@@ -216,6 +225,7 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 	int64		position = WinGetCurrentPosition(window);
 	int64	   *next = WinGetPartitionLocalMemory(window, sizeof(int64));	/* first row of the next block */
 	PackState	state = {0};
+	int32		last_unit = 0;	/* where in the block the last unit begins */
 	int32		capacity;
 	Size		max_bytes;
 
@@ -225,7 +235,7 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 	max_bytes = (Size) window_limit(window, 2, "max_bytes");
 	WinSetMarkPosition(window, position);	/* earlier rows can go */
 	state.context = CurrentMemoryContext;
-	for (; *next - position < capacity; (*next)++)
+	for (;; (*next)++)
 	{
 		DpmlBlock	block;
 		bool		isnull;
@@ -237,8 +247,18 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 		if (isnull)
 			refuse_null_block();
 		dpml_open_block(&block, row);
-		if (state.labels != NULL && size_with(&state, &block) > max_bytes)
+		if (state.labels != NULL &&
+			(*next - position >= capacity || size_with(&state, &block) > max_bytes))
+		{
+			if (last_unit > 0 && !dpml_block_starts_unit(&block, 0))
+			{
+				truncate_block(&state.block, state.row_end, last_unit);
+				*next = position + last_unit;
+			}
 			break;
+		}
+		if (dpml_block_starts_unit(&block, 0))
+			last_unit = state.block.n_rows;
 		append_block(&state, &block);
 		if (*next % DPML_ROWS_PER_CHECK == 0)
 			CHECK_FOR_INTERRUPTS();

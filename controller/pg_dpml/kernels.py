@@ -20,6 +20,7 @@ from pg_dpml._kernels import ffi as _untyped_ffi
 from pg_dpml._kernels import lib as _untyped_lib
 
 __all__ = [
+    "BLOCK_HEADER_BYTES",
     "BLOCK_MAX_BYTES",
     "BLOCK_PAGE_BYTES",
     "FloatArray",
@@ -35,6 +36,9 @@ FloatArray = npt.NDArray[np.float64]
 # The compiled module has no types.
 ffi: Any = _untyped_ffi
 lib: Any = _untyped_lib
+
+BLOCK_HEADER_BYTES: int = lib.DPML_BLOCK_HEADER
+"""Of a packed block, before its rows."""
 
 BLOCK_PAGE_BYTES: int = lib.DPML_BLOCK_PAGE_BYTES
 """Largest packed block that fits one heap page beside its number."""

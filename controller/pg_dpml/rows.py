@@ -10,11 +10,17 @@ from typing import Any
 
 from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql, verbatim
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
+from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
 from pg_dpml.moments import MOMENTS, moment_number
 from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, Column, DataSpec, Label
 
 __all__ = ["PackedRows", "Source", "count_units", "from_clause", "pack", "record_of", "repack", "resolve"]
+
+MAX_PROJECTION = 2**26
+"""Entries of a projection matrix, as in udas/spec.c."""
+
+LARGEST_BLOCK_BYTES = 2**30 - 2**16
+"""Of a value that PostgreSQL stores, with room for its header."""
 
 
 @dataclass(frozen=True)
@@ -327,9 +333,6 @@ def count_units(session: Session, source: Source) -> int:
     )
 
 
-MAX_PROJECTION = 2**26
-"""Entries of a projection matrix, as in udas/spec.c."""
-
 _ANY_ORDER = sql.SQL("pg_catalog.random()")
 
 
@@ -356,10 +359,17 @@ def _create_blocks(session: Session, source: Source) -> sql.Identifier:
 
 
 def _block_bytes(source: Source) -> int:
-    """Largest block for the rows: a page, or out of line where a row takes half a page."""
+    """Largest block for the rows: a page, or out of line where a unit takes half a page.
+
+    A whole unit always fits, so that no unit is cut: its gradients can then be summed and clipped in a block.
+    """
     sparse = source.encoder["format"] == "csr"
     row_bytes = 8 + 8 * source.n_values if sparse else 4 + 4 * source.n_features
-    return BLOCK_PAGE_BYTES if row_bytes <= BLOCK_PAGE_BYTES // 2 else BLOCK_MAX_BYTES
+    # each row has a bit for where units begin
+    unit_bytes = BLOCK_HEADER_BYTES + source.max_rows_per_unit * (row_bytes + 1)
+    if unit_bytes <= BLOCK_PAGE_BYTES // 2:
+        return BLOCK_PAGE_BYTES
+    return max(BLOCK_MAX_BYTES, min(unit_bytes, LARGEST_BLOCK_BYTES))
 
 
 def _fill(

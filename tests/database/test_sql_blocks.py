@@ -71,6 +71,36 @@ def test_window_pack_by_bytes(connection: psycopg.Connection) -> None:
     assert None not in {block for (block,) in alone}
 
 
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("limits", ["7", "1000, 700"])
+def test_window_pack_keeps_units_whole(connection: psycopg.Connection, limits: str, form: str) -> None:
+    """Units of 1 to 5 rows go to one block each; one of 30 rows is larger than a block and is cut."""
+    x, y = make_rows(300, 12, "squared")
+    load_rows(connection, x, y)
+    unit = "CASE WHEN i < 30 THEN -1 ELSE (i - mod(i, 10)) * 4 + floor(sqrt(mod(i, 10)))::int END"
+    connection.execute(
+        "CREATE TABLE cut AS SELECT dense_rank() OVER (ORDER BY first) - 1 AS block_no, block FROM ("
+        f"SELECT i AS first, dpml.pack(e, {limits}) OVER (ORDER BY i) AS block FROM ("
+        "SELECT i, dpml.encode(%s::jsonb, s, u IS DISTINCT FROM lag(u) OVER (ORDER BY i)) AS e FROM ("
+        f"SELECT s.*, {unit} AS u FROM rows s) s) t) v WHERE block IS NOT NULL".encode(),
+        (json.dumps(plain_spec(12, "squared", form=form)),),
+    )
+    blocks = connection.execute(
+        "SELECT block_no, array_agg(round(r.y)) FROM cut, dpml.unpack(block) WITH ORDINALITY r(x, y, place) "
+        "GROUP BY 1 ORDER BY 1"
+    ).fetchall()
+    sizes = [len(rows) for _, rows in blocks]
+    assert sum(sizes) == 300
+    starts = [0]
+    for k in range(1, 300):
+        units = [-1 if i < 30 else (i - i % 10) * 4 + math.isqrt(i % 10) for i in (k - 1, k)]
+        starts += [k] if units[0] != units[1] else []
+    borders = np.cumsum(sizes)[:-1]
+    assert {int(border) for border in borders if border > 30} <= set(starts)
+    assert any(border < 30 for border in borders)
+    connection.execute("DROP TABLE cut")
+
+
 def test_window_pack_in_partitions(connection: psycopg.Connection) -> None:
     x, y = make_rows(50, 4, "squared")
     load_rows(connection, x, y)
