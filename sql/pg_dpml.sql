@@ -49,6 +49,7 @@ CREATE TABLE dpml.models (
 	loss text NOT NULL,
 	classes text[],
 	weights float8[] NOT NULL,
+	whitening float8[],
 	n_features int NOT NULL,
 	encoder jsonb NOT NULL,
 	privacy jsonb NOT NULL,
@@ -65,6 +66,8 @@ COMMENT ON COLUMN dpml.models.task IS 'binary, multiclass or regression';
 COMMENT ON COLUMN dpml.models.loss IS 'logistic, huber_svm, squared or softmax';
 COMMENT ON COLUMN dpml.models.classes IS 'class names; binary: negative, positive; null for regression';
 COMMENT ON COLUMN dpml.models.weights IS 'released weights, one row of n_features for each class or a single row';
+COMMENT ON COLUMN dpml.models.whitening IS
+'symmetric matrix P, n_features x n_features, by whose norm of the encoded row the scores are divided; null: none';
 COMMENT ON COLUMN dpml.models.n_features IS 'features that the encoder makes, intercept included';
 COMMENT ON COLUMN dpml.models.encoder IS 'specification that dpml.encode takes';
 COMMENT ON COLUMN dpml.models.privacy IS 'the guarantee and how it was calibrated';
@@ -357,7 +360,8 @@ label kinds: binary, classes (with classes), number (with lower and upper). dpml
 An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. Beside
 "columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.'
 WHEN 'models' THEN
-'dpml.models holds the released models: name, task, classes, weights, encoder, privacy, training, charge.
+'dpml.models holds the released models: name, task, classes, weights, whitening, encoder, privacy, training, charge.
+A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.
 SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
 dpml models | show MODEL | report MODEL -o FILE.html | export MODEL --format json|sql | drop MODEL
 GRANT dpml_analyst TO bob lets bob read and apply models.'
@@ -453,7 +457,8 @@ BEGIN
 		GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism)
 			ON TABLE dpml.ledger TO dpml_curator;
 		GRANT SELECT, DELETE ON TABLE dpml.models TO dpml_curator;
-		GRANT INSERT (name, method, private, task, loss, classes, weights, n_features, encoder, privacy, training, charge)
+		GRANT INSERT (name, method, private, task, loss, classes, weights, whitening, n_features, encoder,
+				privacy, training, charge)
 			ON TABLE dpml.models TO dpml_curator;
 		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
 	END IF;

@@ -5,8 +5,11 @@
  * Models stay in the call site's fn_extra, so a query loads each of its models
  * once.  A call site lives as long as a query (in PL/pgSQL at most as long as
  * a transaction), and sees the models as they were when it first used them.
+ * Whitening matrices are large, so a call site keeps only those that it uses.
  */
 #include "model.h"
+
+#include <math.h>
 
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
@@ -14,7 +17,7 @@
 #include "utils/memutils.h"
 
 static const char *const model_query =
-"SELECT task, loss, classes, weights, n_features, encoder"
+"SELECT task, loss, classes, weights, n_features, encoder, whitening"
 " FROM dpml.models WHERE name OPERATOR(pg_catalog.=) $1";
 
 /* In the order of enum DpmlTask. */
@@ -65,14 +68,41 @@ check_model(const DpmlModel *model, const DpmlSpec *spec, Size n_weights, int32 
 		refuse_model(model, "A regression model needs the bounds of its label.");
 }
 
+/* Check a whitening matrix, and keep it if scores will be divided by its norms. */
+static void
+take_whitening(DpmlModel *model, Datum value, int32 n_features, bool keep)
+{
+	ArrayType  *array = DatumGetArrayTypePCopy(value);
+	Size		n_values = (Size) n_features * (Size) n_features;
+	const double *p = (const double *) ARR_DATA_PTR(array);
+
+	if (ARR_ELEMTYPE(array) != FLOAT8OID || ARR_NDIM(array) != 1 || (Size) ARR_DIMS(array)[0] != n_values)
+		refuse_model(model, psprintf("The whitening must be a flat array of %zu float8, the square of n_features.",
+									 n_values));
+	if (array_contains_nulls(array))
+		refuse_model(model, "The whitening contains a null.");
+	for (Size i = 0; i < n_values; i++)
+	{
+		if (!isfinite(p[i]))
+			refuse_model(model, "The whitening contains a number that is not finite.");
+	}
+	if (keep)
+	{
+		model->whitening = p;
+		model->whitened = palloc(n_features * sizeof(double));
+	}
+	else
+		pfree(array);
+}
+
 /* Fill the model from the one row of SPI_tuptable; everything is copied into the current context. */
 static void
-fill_model(DpmlModel *model)
+fill_model(DpmlModel *model, DpmlUse use)
 {
 	HeapTuple	tuple = SPI_tuptable->vals[0];
 	TupleDesc	desc = SPI_tuptable->tupdesc;
-	Datum		values[6];
-	bool		nulls[6];
+	Datum		values[7];
+	bool		nulls[7];
 	char	   *task;
 	const double *weights;
 	Size		n_weights;
@@ -98,11 +128,14 @@ fill_model(DpmlModel *model)
 	model->weights = palloc(n_weights * sizeof(double));
 	memcpy(model->weights, weights, n_weights * sizeof(double));
 	model->scores = palloc(model->n_outputs * sizeof(double));
+	if (!nulls[6])
+		take_whitening(model, values[6], DatumGetInt32(values[4]),
+					   use == DPML_USE_VALUES || model->task == DPML_TASK_REGRESSION);
 }
 
 /* Read a model; it is allocated in a context of its own below parent. */
 static DpmlModel *
-load_model(const char *name, MemoryContext parent)
+load_model(const char *name, DpmlUse use, MemoryContext parent)
 {
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "dpml model", ALLOCSET_DEFAULT_SIZES);
 	MemoryContext old;
@@ -122,7 +155,7 @@ load_model(const char *name, MemoryContext parent)
 				 errmsg("model \"%s\" does not exist", name),
 				 errhint("SELECT name FROM dpml.models lists the models.")));
 	old = MemoryContextSwitchTo(context);
-	fill_model(model);
+	fill_model(model, use);
 	MemoryContextSwitchTo(old);
 	SPI_finish();
 	/* only a complete model outlives an error */
@@ -132,7 +165,7 @@ load_model(const char *name, MemoryContext parent)
 
 /* The model of that name, loaded on first use. */
 DpmlModel *
-dpml_model_get(FunctionCallInfo fcinfo, text *name)
+dpml_model_get(FunctionCallInfo fcinfo, text *name, DpmlUse use)
 {
 	DpmlModel  *first = fcinfo->flinfo->fn_extra;
 	const char *data = VARDATA_ANY(name);
@@ -152,7 +185,7 @@ dpml_model_get(FunctionCallInfo fcinfo, text *name)
 		}
 		return model;
 	}
-	model = load_model(text_to_cstring(name), fcinfo->flinfo->fn_mcxt);
+	model = load_model(text_to_cstring(name), use, fcinfo->flinfo->fn_mcxt);
 	model->next = first;
 	fcinfo->flinfo->fn_extra = model;
 	return model;

@@ -22,10 +22,19 @@ typedef struct DpmlModel
 	int			n_classes;		/* 0 for regression */
 	text	  **classes;		/* binary: negative, positive */
 	double	   *weights;		/* n_outputs x n_features */
+	const double *whitening;	/* P, n_features x n_features; NULL: none, or the call site asks for classes */
 	double	   *scores;			/* n_outputs, scratch */
+	double	   *whitened;		/* n_features, scratch; NULL without whitening */
 	DpmlReader *reader;
 } DpmlModel;
 
-extern DpmlModel *dpml_model_get(FunctionCallInfo fcinfo, text *name);
+/* What a call site asks of its models; one asks the same of all. */
+typedef enum DpmlUse
+{
+	DPML_USE_CLASSES,			/* classes, or a regression's value: a classifier's whitening is checked, not kept */
+	DPML_USE_VALUES				/* scores and probabilities */
+} DpmlUse;
+
+extern DpmlModel *dpml_model_get(FunctionCallInfo fcinfo, text *name, DpmlUse use);
 
 #endif

@@ -16,14 +16,24 @@ DPML_FUNCTION(dpml_predict_value);
 DPML_FUNCTION(dpml_predict_proba);
 DPML_FUNCTION(dpml_label);
 
-/* Scores of a record, in model->scores. */
+/*
+ * Scores of a record, in model->scores.  With a whitening P a score is
+ * <w, x> / ||P x||, and 0 where the norm is 0.  The norm, d^2 multiplications,
+ * changes neither sign nor order: classes go without it.
+ */
 static void
 score(DpmlModel *model, HeapTupleHeader record)
 {
 	const float *features = dpml_reader_features(model->reader, record);
+	int32		n_features = dpml_reader_spec(model->reader)->encoder.n_features;
+	double		norm;
 
-	dpml_scores(model->n_outputs, dpml_reader_spec(model->reader)->encoder.n_features,
-				model->weights, features, model->scores);
+	dpml_scores(model->n_outputs, n_features, model->weights, features, model->scores);
+	if (model->whitening == NULL)
+		return;
+	norm = dpml_whitened_norm(n_features, model->whitening, features, model->whitened);
+	for (int k = 0; k < model->n_outputs; k++)
+		model->scores[k] = norm > 0.0 ? model->scores[k] / norm : 0.0;
 }
 
 /* Of equal scores the first wins. */
@@ -60,7 +70,7 @@ number_text(double value)
 Datum
 dpml_predict(PG_FUNCTION_ARGS)
 {
-	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0));
+	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0), DPML_USE_CLASSES);
 
 	score(model, PG_GETARG_HEAPTUPLEHEADER(1));
 	switch (model->task)
@@ -78,7 +88,7 @@ dpml_predict(PG_FUNCTION_ARGS)
 Datum
 dpml_predict_value(PG_FUNCTION_ARGS)
 {
-	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0));
+	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0), DPML_USE_VALUES);
 
 	score(model, PG_GETARG_HEAPTUPLEHEADER(1));
 	switch (model->task)
@@ -134,7 +144,7 @@ softmax(int n, double *scores, double largest)
 Datum
 dpml_predict_proba(PG_FUNCTION_ARGS)
 {
-	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0));
+	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0), DPML_USE_VALUES);
 	bool		is_logistic = strcmp(model->loss, "logistic") == 0;
 	double		pair[2];
 
@@ -161,7 +171,7 @@ dpml_predict_proba(PG_FUNCTION_ARGS)
 Datum
 dpml_label(PG_FUNCTION_ARGS)
 {
-	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0));
+	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0), DPML_USE_CLASSES);
 	HeapTupleHeader record = PG_GETARG_HEAPTUPLEHEADER(1);
 	DpmlLabel	label;
 

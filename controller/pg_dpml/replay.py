@@ -42,6 +42,7 @@ __all__ = [
     "sgd_blocks",
     "sgd_rows",
     "whiten",
+    "whitened_norm",
 ]
 
 _BLOCK_KINDS = {"dense": lib.DPML_DENSE, "csr": lib.DPML_CSR}
@@ -480,6 +481,15 @@ def scores(x: npt.ArrayLike, weights: npt.ArrayLike, n_outputs: int = 1) -> Floa
     out = np.empty(n_outputs)
     lib.dpml_scores(n_outputs, row.size, pointer(flat), pointer(row, "float"), pointer(out))
     return out
+
+
+def whitened_norm(x: npt.ArrayLike, whitening: npt.ArrayLike) -> float:
+    """||P x|| of one float32 row of shape (d,) and a symmetric P of shape (d, d), or 0 if it is no length."""
+    row = np.ascontiguousarray(x, dtype=np.float32)
+    matrix = _floats(whitening)
+    require(matrix.shape == (row.size, row.size), "whitening must have shape (d, d)")
+    work = np.empty(row.size)
+    return float(lib.dpml_whitened_norm(row.size, pointer(matrix), pointer(row, "float"), pointer(work)))
 
 
 def clip_row(x: npt.ArrayLike) -> FloatArray:

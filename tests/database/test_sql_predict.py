@@ -56,13 +56,15 @@ def store(connection: psycopg.Connection, kind: str, **change: Any) -> FloatArra
         "weights": weights.ravel().tolist(),
         "n_features": D,
         "encoder": json.dumps({"columns": COLUMNS, "label": LABELS[kind]}),
+        "whitening": None,
         **change,
     }
     connection.execute("DELETE FROM dpml.models WHERE name = %s", (model["name"],))
     connection.execute(
         "INSERT INTO dpml.models (name, method, private, task, loss, classes, weights, n_features, encoder,"
-        " privacy, training) VALUES (%(name)s, 'by hand', false, %(task)s, %(loss)s, %(classes)s::text[],"
-        " %(weights)s::float8[], %(n_features)s, %(encoder)s::jsonb, '{}', '{}')",
+        " whitening, privacy, training) VALUES (%(name)s, 'by hand', false, %(task)s, %(loss)s,"
+        " %(classes)s::text[], %(weights)s::float8[], %(n_features)s, %(encoder)s::jsonb,"
+        " %(whitening)s::float8[], '{}', '{}')",
         model,
     )
     return weights
@@ -85,6 +87,15 @@ def people(connection: psycopg.Connection) -> psycopg.Connection:
 def ask(connection: psycopg.Connection, function: str, model: str, record: str = "people") -> list[Any]:
     query = f"SELECT dpml.{function}(%s, {record}) FROM people ORDER BY id"
     return [row[0] for row in connection.execute(query.encode(), (model,))]
+
+
+P = np.array([[2.0, 0.3, -0.1, 0.4], [0.3, 5.0, 0.2, 0.0], [-0.1, 0.2, 0.5, -0.3], [0.4, 0.0, -0.3, 1.0]])
+WHITENING = P.ravel().tolist()
+
+
+def whitened(person: tuple[float | None, str | None]) -> FloatArray:
+    x = features(*person)
+    return x / np.linalg.norm(P @ x)
 
 
 def sigmoid(u: float) -> float:
@@ -242,6 +253,105 @@ def test_no_probabilities(people: psycopg.Connection, kind: str, loss: str) -> N
     store(people, kind, loss=loss)
     with pytest.raises(errors.FeatureNotSupported, match=f'with loss "{loss}" has no probabilities'):
         ask(people, "predict_proba", kind)
+
+
+def test_whitened_binary(people: psycopg.Connection) -> None:
+    w = store(people, "binary", whitening=WHITENING)[0]
+    scores = [float(w @ whitened(person)) for person in PEOPLE]
+    assert max(abs(u - w @ features(*person)) for u, person in zip(scores, PEOPLE, strict=True)) > 0.1
+    np.testing.assert_allclose(ask(people, "predict_value", "binary"), scores, rtol=1e-6)
+    np.testing.assert_allclose(
+        ask(people, "predict_proba", "binary"), [[sigmoid(-u), sigmoid(u)] for u in scores], rtol=1e-6
+    )
+    assert ask(people, "predict", "binary") == [CLASSES["binary"][u > 0] for u in scores]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("loss", ["softmax", "logistic"])
+def test_whitened_classes(people: psycopg.Connection, loss: str) -> None:
+    w = store(people, "multiclass", loss=loss, whitening=WHITENING)
+    scores = [w @ whitened(person) for person in PEOPLE]
+    assert ask(people, "predict", "multiclass") == ["abc"[int(np.argmax(u))] for u in scores]
+    np.testing.assert_allclose(
+        ask(people, "predict_value", "multiclass"), [u.max() for u in scores], rtol=1e-6
+    )
+    own = np.array([np.exp(u) if loss == "softmax" else 1 / (1 + np.exp(-u)) for u in scores])
+    np.testing.assert_allclose(
+        ask(people, "predict_proba", "multiclass"), own / own.sum(axis=1, keepdims=True), rtol=1e-6
+    )
+
+
+def test_whitened_regression(people: psycopg.Connection) -> None:
+    w = store(people, "regression", whitening=WHITENING)[0]
+    values = ask(people, "predict_value", "regression")
+    wanted = [15 + 5 * np.clip(w @ whitened(person), -1, 1) for person in PEOPLE]
+    np.testing.assert_allclose(values, wanted, rtol=1e-6)
+    assert [float(text) for text in ask(people, "predict", "regression")] == values
+
+
+@pytest.mark.parametrize(("whitening", "age"), [(2.0, "NULL"), (0.0, "7"), (1e-290, "7")])
+def test_a_whitened_row_without_length_scores_zero(
+    people: psycopg.Connection, whitening: float, age: str
+) -> None:
+    """A zero row, and what P makes one."""
+    people.execute(f"UPDATE people SET age = {age}".encode())
+    encoder = {"columns": COLUMNS[:1], "intercept": False}
+    for kind, wanted in (("binary", 0.0), ("regression", 15.0)):
+        store(
+            people,
+            kind,
+            weights=[3.0],
+            n_features=1,
+            encoder=json.dumps({**encoder, "label": LABELS[kind]}),
+            whitening=[whitening],
+        )
+        assert ask(people, "predict_value", kind) == [wanted] * len(PEOPLE)
+    assert ask(people, "predict_proba", "binary") == [[0.5, 0.5]] * len(PEOPLE)
+
+
+@pytest.mark.parametrize("size", [1e-140, 1e200])
+def test_the_size_of_a_whitening(people: psycopg.Connection, size: float) -> None:
+    """Its squares would leave the range of a double."""
+    w = store(people, "binary", whitening=(P * size).ravel().tolist())[0]
+    wanted = [float(w @ whitened(person)) / size for person in PEOPLE]
+    np.testing.assert_allclose(ask(people, "predict_value", "binary"), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("whitening", "detail"),
+    [
+        (WHITENING[:-1], "flat array of 16 float8"),
+        (P.tolist(), "flat array of 16 float8"),
+        ([], "flat array of 16 float8"),
+        ([None, *WHITENING[1:]], "null"),
+        ([math.nan, *WHITENING[1:]], "not finite"),
+        ([*WHITENING[1:], -math.inf], "not finite"),
+    ],
+)
+@pytest.mark.parametrize("function", ["predict", "predict_value", "predict_proba", "label"])
+def test_bad_whitenings(people: psycopg.Connection, function: str, whitening: list[Any], detail: str) -> None:
+    store(people, "binary", whitening=whitening)
+    with pytest.raises(errors.DataCorrupted, match="is inconsistent") as caught:
+        ask(people, function, "binary")
+    assert 'model "binary"' in str(caught.value.diag.message_primary)
+    assert detail in str(caught.value.diag.message_detail)
+
+
+def test_whitenings_of_many_models_in_one_query(people: psycopg.Connection) -> None:
+    """Each model's own, and none for the model that has none; a change shows in the next query."""
+    for i, whitening in enumerate((WHITENING, None, np.eye(D).ravel().tolist(), (2 * P).ravel().tolist())):
+        store(people, "binary", name=f"m{i}", whitening=whitening)
+    query = (
+        "SELECT name, dpml.predict_value(name, people) FROM people, dpml.models WHERE name LIKE 'm_'"
+        " ORDER BY id, name"
+    )
+    found = np.array([row[1] for row in people.execute(query)]).reshape(len(PEOPLE), 4)
+    np.testing.assert_allclose(found[:, 0], 2 * found[:, 3], rtol=1e-12)
+    np.testing.assert_allclose(found[:, 1], found[:, 2], rtol=3e-6)  # rows have norm 1 - 2^-19
+    assert np.min(np.abs(found[:, 0] - found[:, 1])) > 1e-3
+    people.execute("UPDATE dpml.models SET whitening = NULL WHERE name = 'm0'")
+    changed = np.array([row[1] for row in people.execute(query)]).reshape(len(PEOPLE), 4)
+    np.testing.assert_array_equal(changed[:, 0], found[:, 1])
+    people.execute("DELETE FROM dpml.models WHERE name LIKE 'm_'")
 
 
 @pytest.mark.parametrize(

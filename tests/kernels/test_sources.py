@@ -72,7 +72,9 @@ def blocks(d: int) -> list[bytes]:
 
 def results(d: int) -> list[Any]:
     """Passes in every shape of the inner loops, sums of a full batch, whitened rows."""
-    found: list[Any] = []
+    draw = np.random.default_rng(9)
+    row, matrix = draw.normal(size=d), draw.normal(size=(d, d))
+    found: list[Any] = [replay.scores(row, matrix, d).tobytes(), replay.whitened_norm(row, matrix)]
     for loss in (Loss("logistic"), Loss("huber_svm"), Loss("squared"), Loss("softmax", n_classes=3)):
         for batch_size in (1, 2, 7):
             epoch = replay.sgd_blocks(

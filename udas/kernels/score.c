@@ -68,3 +68,20 @@ dpml_scores(int32_t n_outputs, int32_t n_features, const double *weights, const 
 	for (int32_t k = 0; k < n_outputs; k++)
 		scores[k] = dpml_dot_f32(n_features, weights + (int64_t) k * n_features, x);
 }
+
+/* P x as a sum of columns, which are rows too: those of features that are 0, many in an image, are not read. */
+DPML_CLONES double
+dpml_whitened_norm(int32_t n_features, const double *p, const float *x, double *work)
+{
+	double		norm;
+
+	for (int32_t i = 0; i < n_features; i++)
+		work[i] = 0.0;
+	for (int32_t i = 0; i < n_features; i++)
+	{
+		if (x[i] != 0.0f)
+			dpml_axpy_f64(n_features, x[i], p + (int64_t) i * n_features, work);
+	}
+	norm = dpml_norm(n_features, work);
+	return norm > 1e-280 && dpml_finite(norm) ? norm : 0.0;
+}

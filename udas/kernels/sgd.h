@@ -68,6 +68,12 @@ double		dpml_loss_sum_row(const DpmlLoss *loss, const double *weights, int32_t n
 /* Scores (K) of one float32 row at weights (K x d); what prediction uses. */
 void		dpml_scores(int32_t n_outputs, int32_t n_features, const double *weights, const float *x, double *scores);
 
+/*
+ * ||P x||_2 of one float32 row; p is d x d, symmetric, work has d doubles.  0 where it is
+ * beyond doubles, or so small that its products are not precise.
+ */
+double		dpml_whitened_norm(int32_t n_features, const double *p, const float *x, double *work);
+
 /* Euclidean norm that neither overflows nor underflows; NaN or infinity if an entry is not finite. */
 double		dpml_norm(int64_t n, const double *x);
 
