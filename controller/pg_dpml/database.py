@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import psycopg
 import sqlalchemy as sa
-from psycopg import sql
+from psycopg import pq, sql
+from psycopg.adapt import Dumper
 from psycopg.types.json import Jsonb
 from sqlalchemy.pool import NullPool
 
@@ -28,6 +32,7 @@ __all__ = [
     "Database",
     "Session",
     "SourceTable",
+    "array_parameter",
     "json_parameter",
     "refuse_password",
     "sql",
@@ -110,12 +115,32 @@ class SourceTable:
 Query = sql.SQL | sql.Composed
 
 
+@dataclass(frozen=True)
+class _Float8Array:
+    values: npt.NDArray[np.float64]
+
+
+class _Float8ArrayDumper(Dumper):
+    """A float8[] of one dimension in binary: of a list, psycopg would write every number out as text."""
+
+    format = pq.Format.BINARY
+    oid = psycopg.postgres.types["float8"].array_oid
+
+    def dump(self, obj: _Float8Array) -> bytes:
+        items = np.empty(obj.values.size, [("length", ">i4"), ("value", ">f8")])
+        items["length"], items["value"] = 8, obj.values
+        # Dimensions, whether there are NULLs, element type; then length and lower bound.
+        head = struct.pack("!5i", 1, 0, psycopg.postgres.types["float8"].oid, items.size, 1)
+        return head + items.tobytes()
+
+
 class Session:
     """One open connection and its transaction; SQL comes in as `psycopg.sql`, never as a plain f-string."""
 
     def __init__(self, connection: sa.Connection) -> None:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)  # Database refuses other drivers
+        driver.adapters.register_dumper(_Float8Array, _Float8ArrayDumper)
         self.connection = connection
         self.driver: psycopg.Connection[Any] = driver
 
@@ -264,6 +289,11 @@ def verbatim(text: str) -> sql.Composed:
 def json_parameter(value: Mapping[str, Any]) -> Jsonb:
     """A mapping as a jsonb parameter."""
     return Jsonb(value)
+
+
+def array_parameter(values: npt.NDArray[np.float64]) -> object:
+    """A large array of shape (n,), n at least 1, as a float8[] parameter; never of un-noised numbers."""
+    return _Float8Array(values)
 
 
 def refuse_password(dsn: str) -> None:

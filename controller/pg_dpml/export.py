@@ -2,7 +2,8 @@
 """A stored model as one SQL expression over raw columns, for servers without the extension.
 
 The expression does what `dpml.encode` and `dpml.predict_value` do, but for the
-rounding of features to float32: the values agree to about 1e-7 of the weights' norm.
+rounding of features to float32: the values agree to about 1e-7 of the weights' norm
+(with a whitening P, in units of the norm of the whitened row).
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pg_dpml.database import ColumnType, sql
 from pg_dpml.errors import SpecError
@@ -28,6 +32,9 @@ LARGEST = 1e140
 
 MOST_VALUES = 1600
 """PostgreSQL's limit on the columns of a subquery is 1664."""
+
+MOST_WHITENED = 100
+"""Features of a model with a whitening: its matrix is spelled out."""
 
 _EPOCH = 946684800
 """Seconds from 1970 to 2000, where the server's dates begin."""
@@ -61,7 +68,8 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     Raises
     ------
     SpecError
-        If the encoding has no plain SQL form (images, projections), or has too many columns.
+        If the encoding has no plain SQL form (images, projections), or has too many columns, or
+        features for the norm of the whitened row.
     """
     if what not in EXPRESSIONS:
         raise SpecError(f"what must be {' or '.join(EXPRESSIONS)}, not {what!r}")
@@ -71,24 +79,50 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
             f"model {model.name} reduces images or projects features, which has no plain SQL form: "
             "use dpml.predict, or export --format json"
         )
-    parts = list(_parts(model, types))
+    whitened = model.whitening is not None and (what == "value" or model.task == "regression")
+    if whitened and model.n_features > MOST_WHITENED:
+        raise SpecError(
+            f"model {model.name} divides its scores by a norm over {model.n_features} features, which one "
+            f"SQL expression has for at most {MOST_WHITENED}: use dpml.predict_value or dpml.predict_proba, "
+            "or export --format json"
+            + ("" if model.task == "regression" else "; classes need no norm: --what prediction")
+        )
+    rows = (
+        model.matrix
+        if model.whitening is None or not whitened
+        else np.vstack([model.matrix, model.whitening])
+    )
+    parts = list(_parts(model, types, rows))
     values = [f"{value} AS {name}" for part in parts for name, value in part.values.items()]
     if len(values) > MOST_VALUES:
         raise SpecError(
             f"model {model.name} has too many columns for one SQL expression: use dpml.predict, "
             "or export --format json"
         )
-    n_outputs = len(model.matrix)
-    scores = [" + ".join(part.scores[k] for part in parts) for k in range(n_outputs)]
+    scores = [" + ".join(part.scores[k] for part in parts) for k in range(len(rows))]
     outer = ", ".join(f"{score} AS s{k + 1}" for k, score in enumerate(scores))
     squares = " + ".join(part.squares for part in parts)
-    least_norm = TARGET_NORM if encoder["norm"] == "clip" else 0.0
-    factor = f"CASE WHEN r.norm > {least_norm!r} THEN {TARGET_NORM!r} / r.norm ELSE 1 END"
+    factor = _whitened_factor(model) if whitened else _factor(encoder)
+    # Unfenced, the planner would write the columns out anew in every element of the whitened row.
+    fence = " OFFSET 0" if whitened else ""
     answer = _value(model, factor) if what == "value" else _prediction(model, factor)
     return (
         f"(SELECT {answer}\n FROM (SELECT {outer},\n  sqrt({squares}) AS norm\n"
-        f"  FROM (SELECT {', '.join(values)}) AS x) AS r)"
+        f"  FROM (SELECT {', '.join(values)}{fence}) AS x{fence}) AS r)"
     )
+
+
+def _factor(encoder: Mapping[str, Any]) -> str:
+    """What brings a row, and so its scores, to the norm of the encoding."""
+    least_norm = TARGET_NORM if encoder["norm"] == "clip" else 0.0
+    return f"CASE WHEN r.norm > {least_norm!r} THEN {TARGET_NORM!r} / r.norm ELSE 1 END"
+
+
+def _whitened_factor(model: Model) -> str:
+    """1 / ||P x||, or 0 where that is none; the norm of x cancels, and is out before anything is squared."""
+    first = len(model.matrix) + 1
+    squares = " + ".join(f"(r.s{first + i} / nullif(r.norm, 0)) ^ 2" for i in range(model.n_features))
+    return f"coalesce(1 / nullif(r.norm * sqrt({squares}), 0), 0)"
 
 
 def _text(value: str) -> str:
@@ -123,9 +157,10 @@ def _prediction(model: Model, factor: str) -> str:
     return f"CASE greatest({', '.join(scores)}) {cases} END"
 
 
-def _parts(model: Model, types: Mapping[str, ColumnType]) -> Iterable[_Part]:
-    """The columns in the encoder's order, then the intercept."""
-    weights = model.matrix
+def _parts(
+    model: Model, types: Mapping[str, ColumnType], weights: npt.NDArray[np.float64]
+) -> Iterable[_Part]:
+    """The columns in the encoder's order, then the intercept; `weights` has a row a score."""
     at = 0
     for i, column in enumerate(model.encoder["columns"], 1):
         width = _width(column)

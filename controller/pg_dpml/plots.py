@@ -48,25 +48,30 @@ def _label(name: str) -> str:
     return clean if len(clean) <= LONGEST_NAME else clean[: LONGEST_NAME - 1] + "…"
 
 
-def coefficient_plot(names: Sequence[str], sizes: Sequence[float], noise: float | None, unit: str) -> bytes:
-    """Bars of coefficients by feature, and the band of one standard deviation of the noise.
+def coefficient_plot(
+    names: Sequence[str], sizes: Sequence[float], noise: Sequence[float], unit: str
+) -> bytes:
+    """Bars of coefficients by feature, and behind them one standard deviation of the noise.
 
     Parameters
     ----------
     names : sequence of str
         Of the features, the largest first.
     sizes : sequence of float
-    noise : float or None
-        Standard deviation of the noise in one bar; None for a model without noise.
+    noise : sequence of float
+        Standard deviations of the noise in the bars; empty for a model without noise.
     unit : str
         What a bar is.
     """
     figure, axes = _canvas(7.5, 1.1 + 0.24 * len(names))
     places = np.arange(len(names))
     axes.barh(places, sizes, color=BAR, height=0.7, zorder=2)
-    if noise is not None:
-        least = -noise if min(sizes, default=0.0) < 0.0 else 0.0
-        axes.axvspan(least, noise, color=NOISE, zorder=1, label="one standard deviation of the noise")
+    if noise:
+        both_sides = min(sizes, default=0.0) < 0.0
+        least = [-one if both_sides else 0.0 for one in noise]
+        widths = [most - low for low, most in zip(least, noise, strict=True)]
+        label = "one standard deviation of the noise"
+        axes.barh(places, widths, left=least, color=NOISE, height=1.0, zorder=1, label=label)
         figure.legend(loc="outside upper right", frameon=False)
     axes.axvline(0.0, color=GUIDE, linewidth=0.8, zorder=3)
     axes.set_yticks(places, [_label(name) for name in names], parse_math=False)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from pg_dpml.database import Session
+from pg_dpml.database import Session, array_parameter
 from pg_dpml.errors import SpecError
 
 __all__ = [
@@ -29,6 +29,16 @@ __all__ = [
     "require_new_name",
     "store_model",
 ]
+
+
+class _Float8Array(sa.types.UserDefinedType[Any]):
+    """Written as `array_parameter` gives it, without a look at each number."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "float8[]"
+
 
 _metadata = sa.MetaData(schema="dpml")
 
@@ -61,6 +71,7 @@ models = sa.Table(
     sa.Column("loss", sa.Text),
     sa.Column("classes", ARRAY(sa.Text)),
     sa.Column("weights", ARRAY(sa.Float)),
+    sa.Column("whitening", _Float8Array),
     sa.Column("n_features", sa.Integer),
     sa.Column("encoder", JSONB),
     sa.Column("privacy", JSONB),
@@ -89,6 +100,8 @@ class Model:
         The guarantee, and how the model was trained.
     charge : int or None
         Its row of dpml.ledger.
+    whitening : ndarray of shape (n_features, n_features) or None
+        P, symmetric: a score is <w, x> / ||P x||, and 0 where the norm is 0. None: <w, x>.
     created_at : datetime or None
         Start of the transaction that stored it; None before.
     owner : str or None
@@ -107,6 +120,7 @@ class Model:
     privacy: Mapping[str, Any]
     training: Mapping[str, Any]
     charge: int | None
+    whitening: npt.NDArray[np.float64] | None = None
     created_at: datetime | None = field(default=None, compare=False)
     owner: str | None = field(default=None, compare=False)
 
@@ -191,6 +205,7 @@ def store_model(session: Session, model: Model) -> None:
         "loss": model.loss,
         "classes": None if model.classes is None else list(model.classes),
         "weights": model.weights.tolist(),
+        "whitening": None if model.whitening is None else array_parameter(model.whitening.ravel()),
         "n_features": model.n_features,
         "encoder": dict(model.encoder),
         "privacy": dict(model.privacy),
@@ -201,6 +216,7 @@ def store_model(session: Session, model: Model) -> None:
 
 
 def _model(row: Any) -> Model:
+    whitening = row._mapping.get("whitening")
     return Model(
         name=row.name,
         method=row.method,
@@ -214,14 +230,16 @@ def _model(row: Any) -> Model:
         privacy=row.privacy,
         training=row.training,
         charge=row.charge,
+        whitening=None if whitening is None else np.reshape(whitening, (row.n_features, row.n_features)),
         created_at=row.created_at,
         owner=row.owner,
     )
 
 
 def list_models(session: Session) -> list[Model]:
-    """Every stored model, by name."""
-    rows = session.connection.execute(sa.select(models).order_by(models.c.name))
+    """Every stored model, by name; without the whitening, which may be megabytes a model."""
+    shown = [column for column in models.c if column is not models.c.whitening]
+    rows = session.connection.execute(sa.select(*shown).order_by(models.c.name))
     return [_model(row) for row in rows]
 
 

@@ -7,7 +7,9 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
@@ -17,6 +19,8 @@ from pg_dpml.registry import Model
 from pg_dpml.train import TrainResult
 
 __all__ = [
+    "WHITENED",
+    "Coefficient",
     "coefficients",
     "evaluation_record",
     "evaluation_text",
@@ -26,7 +30,6 @@ __all__ = [
     "model_text",
     "models_record",
     "models_text",
-    "noise_stddev",
     "plan_record",
     "plan_text",
     "result_record",
@@ -35,6 +38,13 @@ __all__ = [
 
 NOT_PRIVATE = "NOT PRIVATE: for comparison only; do not publish this model or its figures."
 OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes only; do not publish them."
+WHITENED = (
+    "each is divided by the length of the row after the model's whitening matrix: probabilities and "
+    "predicted values depend on that, predicted classes do not, and coefficients compare as in any linear "
+    "model."
+)
+"""Of the scores of a model with a whitening, in plain words."""
+
 SHOWN = 30
 """Coefficients and confusions shown as text; JSON has all."""
 
@@ -134,6 +144,7 @@ def result_record(result: TrainResult) -> dict[str, Any]:
         "classes": result.model.classes,
         "features": result.model.training["features"],
         "weights": result.model.weights.tolist(),
+        "whitened": result.model.whitening is not None,
         "plan": plan_record(result.plan),
     }
 
@@ -232,25 +243,45 @@ def _calibration_lines(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def noise_stddev(model: Model) -> float | None:
-    """Standard deviation of the noise in one weight; None for a model without noise."""
+class Coefficient(NamedTuple):
+    """One feature of a model."""
+
+    name: str
+    weights: list[float]
+    """One for each row of scores."""
+    noise: float | None
+    """Standard deviation of the noise in each weight; None for a model without noise."""
+
+
+def _noise(model: Model) -> Sequence[float | None]:
+    """Standard deviations of the noise, by feature.
+
+    With a whitening P the noise is in w', for the whitened rows: the weights w = P w' carry it times
+    the norms of the rows of P.
+    """
     noise = model.privacy.get("noise")
     if noise is None:
-        return None
-    return float(noise["score_stddev"])
+        return [None] * model.n_features
+    if model.whitening is None:
+        return [float(noise["score_stddev"])] * model.n_features
+    return [float(noise["score_stddev"] * np.linalg.norm(row)) for row in model.whitening]
 
 
-def coefficients(model: Model) -> list[tuple[str, list[float]]]:
-    """Features and their weights (one for each row of scores), the largest norm first."""
+def coefficients(model: Model) -> list[Coefficient]:
+    """Features, their weights and the noise in these, the largest norm of weights first."""
     names = model.training.get("features") or [f"feature {i + 1}" for i in range(model.n_features)]
-    found = list(zip(names, model.matrix.T.tolist(), strict=True))
-    return sorted(found, key=lambda pair: -math.hypot(*pair[1]))
+    found = [Coefficient(*one) for one in zip(names, model.matrix.T.tolist(), _noise(model), strict=True)]
+    return sorted(found, key=lambda one: -math.hypot(*one.weights))
 
 
 def model_record(model: Model) -> dict[str, Any]:
-    """Everything about a model as a JSON-ready mapping: enough to predict elsewhere."""
+    """Everything about a model as a JSON-ready mapping: enough to predict elsewhere.
+
+    Version 2 of the format added `whitening`, which a reader must heed: where it is not null, a
+    score is divided by the norm of the matrix times the row.
+    """
     return {
-        "format": "pg_dpml model, version 1",
+        "format": "pg_dpml model, version 2",
         "name": model.name,
         "private": model.private,
         "guarantee": guarantee_text(guarantee_of(model)),
@@ -260,6 +291,7 @@ def model_record(model: Model) -> dict[str, Any]:
         "classes": model.classes,
         "features": model.training.get("features"),
         "weights": model.matrix.tolist(),
+        "whitening": None if model.whitening is None else model.whitening.tolist(),
         "encoder": model.encoder,
         "privacy": model.privacy,
         "training": model.training,
@@ -282,6 +314,8 @@ def model_text(model: Model) -> str:
     ]
     if model.classes is not None:
         lines.insert(1, f"Classes     {', '.join(model.classes)}")
+    if model.whitening is not None:
+        lines.append(f"Scores      {WHITENED}")
     filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
     return "\n".join([*filled, *_coefficient_lines(model)])
 
@@ -293,18 +327,22 @@ def _moment(model: Model) -> str:
 def _coefficient_lines(model: Model) -> list[str]:
     found = coefficients(model)
     shown = found[:SHOWN]
-    noise = noise_stddev(model)
     lines = [f"{'Largest c' if len(found) > SHOWN else 'C'}oefficients"]
-    if noise is not None:
+    by_feature = found[0].noise is not None and model.whitening is not None
+    if by_feature:
+        lines[0] += " and the standard deviation of the noise in each; ~ marks what is within two of it"
+    elif found[0].noise is not None:
         lines[0] += (
-            f"; the noise in each has standard deviation {noise:.3g}, and ~ marks what is within two of it"
+            f"; the noise in each has standard deviation {found[0].noise:.3g}, "
+            "and ~ marks what is within two of it"
         )
-    width = max(len(name) for name, _ in shown)
-    for name, weights in shown:
+    width = max(len(one.name) for one in shown)
+    for name, weights, noise in shown:
         k = max(range(len(weights)), key=lambda i: abs(weights[i]))
         mark = "~" if noise is not None and abs(weights[k]) < 2.0 * noise else " "
+        beside = f" {noise:>9.3g}" if by_feature else ""
         of_class = f"  for {model.classes[k]}" if model.classes is not None and len(weights) > 1 else ""
-        lines.append(f"  {name:<{width}} {weights[k]:>+10.4f} {mark}{of_class}".rstrip())
+        lines.append(f"  {name:<{width}} {weights[k]:>+10.4f}{beside} {mark}{of_class}".rstrip())
     return lines
 
 

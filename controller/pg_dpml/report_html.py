@@ -14,7 +14,7 @@ from pg_dpml.evaluate import Evaluation
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Charge, Model
-from pg_dpml.report import NOT_PRIVATE, coefficients, guarantee_of, noise_stddev, unit_text
+from pg_dpml.report import NOT_PRIVATE, WHITENED, Coefficient, coefficients, guarantee_of, unit_text
 
 __all__ = ["model_html", "posterior"]
 
@@ -193,31 +193,38 @@ def _terms(guarantee: Guarantee) -> list[tuple[str, str]]:
 def _coefficients(model: Model) -> str:
     found = coefficients(model)
     shown = found[:SHOWN]
-    noise = noise_stddev(model)
-    single = len(model.matrix) == 1
-    names = [name for name, _ in shown]
-    if single:
-        sizes = [weights[0] for _, weights in shown]
-        unit, band = "coefficient", noise
+    names = [one.name for one in shown]
+    if len(model.matrix) == 1:
+        sizes = [one.weights[0] for one in shown]
+        unit, heads = "coefficient", ["Coefficient"]
     else:
-        sizes = [math.hypot(*weights) for _, weights in shown]
-        unit = "norm of a feature's coefficients over the classes"
-        band = None if noise is None else noise * math.sqrt(len(model.matrix))
+        sizes = [math.hypot(*one.weights) for one in shown]
+        unit, heads = "norm of a feature's coefficients over the classes", list(model.classes or ())
+    bands = [one.noise * math.sqrt(len(model.matrix)) for one in shown if one.noise is not None]
     what = "All" if len(shown) == len(found) else f"The {len(shown)} largest of {len(found)}"
-    picture = _picture(plots.coefficient_plot(names, sizes, band, unit), f"{what} coefficients by feature")
-    heads = ("Feature", *(("Coefficient",) if single else model.classes or ()))
-    rows = [(name, *(f"{w:+.4f}" for w in weights)) for name, weights in shown]
-    return f"<h2>Coefficients</h2>\n{_noise_words(noise)}\n{picture}\n" + _table(
-        rows, heads, range(1, len(heads))
+    picture = _picture(plots.coefficient_plot(names, sizes, bands, unit), f"{what} coefficients by feature")
+    rows = [[one.name, *(f"{w:+.4f}" for w in one.weights)] for one in shown]
+    words = "They carry no noise."
+    if bands:
+        words = _noise_words(model, found[0])
+    if bands and model.whitening is not None:
+        heads.append("Noise")
+        for row, one in zip(rows, shown, strict=True):
+            row.append(f"{one.noise:.3g}")
+    if model.whitening is not None:
+        words += f" Of the model's scores {WHITENED}"
+    return f"<h2>Coefficients</h2>\n<p>{words}</p>\n{picture}\n" + _table(
+        rows, ["Feature", *heads], range(1, len(heads) + 1)
     )
 
 
-def _noise_words(noise: float | None) -> str:
-    if noise is None:
-        return "<p>They carry no noise.</p>"
+def _noise_words(model: Model, one: Coefficient) -> str:
+    which = f"of standard deviation {one.noise:.3g}"
+    if model.whitening is not None:
+        which = "of the standard deviation in the last column"
     return (
-        f"<p>Each carries noise of standard deviation {noise:.3g}, which is what the guarantee costs. "
-        "A coefficient within two of it may be noise alone.</p>"
+        f"Each carries noise {which}, which is what the guarantee costs. "
+        "A coefficient within two of it may be noise alone."
     )
 
 

@@ -229,6 +229,7 @@ def _run(
         loss=decided.work.loss.kind,
         classes=data.label.class_names,
         weights=result.weights,
+        whitening=result.whitening,
         n_features=source.n_features,
         encoder=source.encoder,
         privacy=_privacy_record(decided),

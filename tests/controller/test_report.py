@@ -235,6 +235,60 @@ def test_long_lists_are_cut() -> None:
     assert len(text.splitlines()) < 60
 
 
+WHITENED = replace(
+    MODEL,
+    name="m",
+    training={**MODEL.training, "features": ["p", "q", "r", "s"]},
+    whitening=np.diag([0.1, 10.0, 1.0, 3.6]) + 0.01 * np.eye(4)[::-1],
+)
+"""The noise 0.25 in the whitened model is 0.025, 2.5, 0.25 and 0.9 in its weights 1, -3, 0.1 and 2."""
+
+
+def test_text_of_a_whitened_model() -> None:
+    text = report.model_text(WHITENED)
+    assert "divided by the length of the row after the model's whitening matrix" in " ".join(text.split())
+    assert "whitening" not in report.model_text(replace(WHITENED, whitening=None))
+    heading, *lines = text.splitlines()[-5:]
+    assert heading.startswith("Coefficients and the standard deviation of the noise in each; ~ marks")
+    found = [line.split() for line in lines]
+    assert [line[:2] for line in found] == [
+        ["q", "-3.0000"],
+        ["s", "+2.0000"],
+        ["p", "+1.0000"],
+        ["r", "+0.1000"],
+    ]
+    np.testing.assert_allclose([float(line[2]) for line in found], [2.5, 0.9, 0.0251, 0.25], rtol=1e-2)
+    assert [line[3:] for line in found] == [["~"], [], [], ["~"]]
+    without = replace(WHITENED, private=False, privacy={"private": False}, charge=None)
+    assert report.model_text(without).splitlines()[-5:][0] == "Coefficients"
+
+
+@words_only
+def test_html_of_a_whitened_model() -> None:
+    document = html(WHITENED)
+    text = words(document)
+    assert "divided by the length of the row after the model's whitening matrix" in text
+    assert "noise of the standard deviation in the last column" in text
+    assert "FeatureCoefficientNoiseq-3.00002.5s" in text
+    assert "whitening" not in words(html())
+    several = replace(
+        WHITENED, task="multiclass", loss="softmax", classes=("a", "b", "c"), weights=np.arange(12.0) - 5.0
+    )
+    assert "FeatureabcNoise" in words(html(several, evaluation=None))
+
+
+def test_pictures_of_a_whitened_model() -> None:
+    assert html(WHITENED, evaluation=None).count("base64,") == 1
+
+
+def test_the_record_of_a_whitened_model() -> None:
+    record = report.model_record(WHITENED)
+    assert record["format"] == "pg_dpml model, version 2"
+    assert WHITENED.whitening is not None
+    np.testing.assert_array_equal(record["whitening"], WHITENED.whitening)
+    assert report.model_record(MODEL)["whitening"] is None
+
+
 def test_text_says_what_is_within_the_noise() -> None:
     model = replace(MODEL, name="m", training={**MODEL.training, "features": ["p", "q", "r", "s"]})
     lines = report.model_text(model).splitlines()[-4:]

@@ -24,8 +24,9 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, maintenance
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, maintenance, registry
 from pg_dpml.cli import app
+from pg_dpml.database import Database
 from pg_dpml.demo_data import ADULT_SPEC, load_adult
 from sqltools import scalar
 
@@ -273,6 +274,137 @@ def test_the_json_predicts_elsewhere(dpml: Dpml, connection: psycopg.Connection)
     np.testing.assert_allclose(scores, [row[0] for row in wanted], atol=1e-5)
     assert record["classes"] == ["no", "yes"]
     assert len(record["features"]) == len(record["weights"][0])
+
+
+@pytest.fixture
+def whitened(connection: psycopg.Connection) -> Iterator[Callable[[str], str]]:
+    """Stores a copy of a model with a whitening matrix, and returns its name."""
+    names = []
+
+    def store(model: str) -> str:
+        names.append(f"whitened {model}")
+        d = scalar(connection, "SELECT n_features FROM dpml.models WHERE name = %s", model)
+        half = np.random.default_rng(d).normal(size=(d, d)) / d
+        kept = "method, private, task, loss, classes, weights, n_features, encoder, privacy, training, charge"
+        connection.execute(
+            f"INSERT INTO dpml.models (name, whitening, {kept}) SELECT %s, %s, {kept} FROM dpml.models "
+            "WHERE name = %s".encode(),
+            (names[-1], (half @ half.T + np.eye(d)).ravel().tolist(), model),
+        )
+        return names[-1]
+
+    yield store
+    connection.execute("DELETE FROM dpml.models WHERE name = ANY (%s)", (names,))
+
+
+@pytest.mark.parametrize("task", people.LABELS)
+def test_sql_of_whitened_models(
+    dpml: Dpml, connection: psycopg.Connection, whitened: Callable[[str], str], task: str
+) -> None:
+    name = whitened(task)
+    rows, difference = compared(connection, name, exported(dpml, name), "people")
+    assert rows == N
+    assert difference < 1e-5
+    apart = (
+        f"SELECT max(abs(dpml.predict_value('{task}', t) - dpml.predict_value('{name}', t))) FROM people t"
+    )
+    assert scalar(connection, apart) > 1e-3
+    prediction = exported(dpml, name, "--what", "prediction")
+    wanted = f"dpml.predict('{name}', t)"
+    if task == "regression":
+        difference = scalar(
+            connection, f"SELECT max(abs(({prediction})::float8 - {wanted}::float8)) FROM people t"
+        )
+        assert difference < 1e-5
+    else:
+        # Classes need no norm.
+        assert prediction.splitlines()[1:] == exported(dpml, task, "--what", "prediction").splitlines()[1:]
+        agreed = f"SELECT count(*) FROM people t WHERE ({prediction}) = {wanted}"
+        assert scalar(connection, agreed) >= N - 1
+
+
+def test_sql_of_a_wide_whitened_model_is_refused(dpml: Dpml, whitened: Callable[[str], str]) -> None:
+    name = whitened("income")
+    result = dpml("export", name, "--format", "sql")
+    assert (result.exit_code, result.stdout) == (2, "")
+    for way in ("dpml.predict_value", "dpml.predict_proba", "--format json", "--what prediction"):
+        assert way in result.stderr
+    exported(dpml, name, "--what", "prediction")
+
+
+def test_the_json_of_a_whitened_model_predicts_elsewhere(
+    dpml: Dpml, connection: psycopg.Connection, whitened: Callable[[str], str]
+) -> None:
+    name = whitened("binary")
+    record = record_of(dpml("export", name))
+    assert record == record_of(dpml("show", name, "--format", "json"))
+    everyone = [*make_people(N - len(BAD_PEOPLE), seed=5), *BAD_PEOPLE]
+    encoder, p = record["encoder"], np.array(record["whitening"])
+    x = [oracles.encode(encoder, [getattr(q, c["name"]) for c in encoder["columns"]]) for q in everyone]
+    rows = [oracles.bound_norm(row, encoder["norm"]) for row in x]
+    scores = [row @ np.array(record["weights"][0]) / np.linalg.norm(p @ row) for row in rows]
+    query = f"SELECT dpml.predict_value('{name}', t) FROM people t ORDER BY id"
+    np.testing.assert_allclose(scores, [row[0] for row in connection.execute(query.encode())], atol=1e-5)
+
+
+def test_whitened_models_are_listed_shown_and_measured(
+    dpml: Dpml, connection: psycopg.Connection, whitened: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The figures go through dpml.predict and its kin."""
+    name = whitened("binary")
+    assert name in good(dpml("models"))
+    assert "whitening matrix" in " ".join(good(dpml("show", name)).split())
+    file = tmp_path / "r.html"
+    good(dpml("report", name, "-o", str(file), "--table", "people", "--public"))
+    assert "whitening matrix" in file.read_text(encoding="utf-8")
+    ours, plain = (
+        record_of(dpml("evaluate", m, "--table", "people", "--public", "--format", "json"))
+        for m in (name, "binary")
+    )
+    assert ours["accuracy"] == plain["accuracy"]
+    exact = scalar(
+        connection,
+        f"SELECT avg((dpml.predict_proba('{name}', t))[2]) FROM people t "
+        f"WHERE dpml.label('{name}', t) IS NOT NULL",
+    )
+    bins = ours["calibration"]
+    mean = sum(one["predicted"] * one["n_rows"] for one in bins) / sum(one["n_rows"] for one in bins)
+    assert mean == pytest.approx(exact, rel=1e-9)
+    released = record_of(dpml("evaluate", name, "--table", "people", "--epsilon", "50", "--format", "json"))
+    assert 0.0 <= released["accuracy"] <= 1.0
+
+
+def test_what_a_method_whitened_is_stored(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = pg_dpml.train.__globals__["run_method"]
+    matrix = np.random.default_rng(3).normal(size=(people.N_FEATURES, people.N_FEATURES))
+    monkeypatch.setitem(
+        pg_dpml.train.__globals__, "run_method", lambda job: run(job)._replace(whitening=matrix + matrix.T)
+    )
+    pg_dpml.train(database, people.spec(), None, PLAIN, name="doomed")
+    with Database(database).session() as session:
+        whitening = registry.load_model(session, "doomed").whitening
+        assert whitening is not None
+        np.testing.assert_array_equal(whitening, matrix + matrix.T)
+        assert registry.load_model(session, "binary").whitening is None
+        assert all(model.whitening is None for model in registry.list_models(session))
+        registry.drop_model(session, "doomed")
+
+
+def test_the_errors_of_a_whitened_regression(
+    dpml: Dpml, connection: psycopg.Connection, whitened: Callable[[str], str]
+) -> None:
+    name = whitened("regression")
+    record = record_of(dpml("evaluate", name, "--table", "people", "--public", "--format", "json"))
+    exact = scalar(
+        connection,
+        f"SELECT avg((dpml.label('{name}', t)::float8 - dpml.predict_value('{name}', t)) ^ 2) FROM people t",
+    )
+    assert record["mean_squared_error"] == pytest.approx(exact, rel=1e-9)
+    released = record_of(dpml("evaluate", name, "--table", "people", "--epsilon", "1000", "--format", "json"))
+    unlabelled = scalar(connection, f"SELECT count(*) FROM people t WHERE dpml.label('{name}', t) IS NULL")
+    # Rows without a label count with the largest error, which is that of the label's range.
+    wanted = (exact * (N - unlabelled) + 100.0 * unlabelled) / N
+    assert released["mean_squared_error"] == pytest.approx(wanted, rel=1e-2)
 
 
 def test_what_has_no_sql_is_refused(dpml: Dpml, database: str) -> None:
