@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,6 +158,19 @@ class Session:
         rows = self.fetch(query, parameters)
         assert len(rows) == 1
         return rows[0]
+
+    def copy_row(self, table: sql.Identifier, types: Sequence[str], values: Sequence[Any]) -> None:
+        """Append one row by COPY: its values are in no statement, so no log of statements has them."""
+        command = self._escaped(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table))
+        with self.driver.cursor() as cursor, cursor.copy(command) as copy:
+            copy.set_types(types)
+            copy.write_row(values)
+
+    def copy_array(self, table: sql.Identifier, values: npt.NDArray[np.float64]) -> None:
+        """As `copy_row`, of one large array."""
+        command = self._escaped(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table))
+        with self.driver.cursor() as cursor, cursor.copy(command) as copy:
+            copy.write_row([_Float8Array(values)])
 
     def count(self, query: Query, failed: str) -> int:
         """Run one query that counts rows.

@@ -23,6 +23,7 @@ __all__ = [
     "BLOCK_HEADER_BYTES",
     "BLOCK_MAX_BYTES",
     "BLOCK_PAGE_BYTES",
+    "FOLD_ROWS",
     "FloatArray",
     "Loss",
     "Noise",
@@ -45,6 +46,9 @@ BLOCK_PAGE_BYTES: int = lib.DPML_BLOCK_PAGE_BYTES
 
 BLOCK_MAX_BYTES: int = lib.DPML_BLOCK_MAX_BYTES
 """Largest packed block that is stored out of line."""
+
+FOLD_ROWS: int = lib.DPML_FOLD_ROWS
+"""Rows after which sums over rows are folded into their compensated part."""
 
 _MAX_COUNT = 2**62
 _MAX_BATCH = 2**31 - 1

@@ -14,7 +14,18 @@ from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTE
 from pg_dpml.moments import MOMENTS, moment_number
 from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, Column, DataSpec, Label
 
-__all__ = ["PackedRows", "Source", "count_units", "from_clause", "pack", "record_of", "repack", "resolve"]
+__all__ = [
+    "PackedRows",
+    "Source",
+    "count_units",
+    "from_clause",
+    "pack",
+    "record_of",
+    "repack",
+    "resolve",
+    "unit_fits_block",
+    "whiten",
+]
 
 MAX_PROJECTION = 2**26
 """Entries of a projection matrix, as in udas/spec.c."""
@@ -372,6 +383,11 @@ def _block_bytes(source: Source) -> int:
     return max(BLOCK_MAX_BYTES, min(unit_bytes, LARGEST_BLOCK_BYTES))
 
 
+def unit_fits_block(max_rows_per_unit: int, n_features: int) -> bool:
+    """Whether all rows of a unit lie in one block, sparse rows being shorter than dense ones."""
+    return BLOCK_HEADER_BYTES + max_rows_per_unit * (5 + 4 * n_features) <= LARGEST_BLOCK_BYTES
+
+
 def _fill(
     session: Session,
     source: Source,
@@ -434,3 +450,21 @@ def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
         again = pack(session, source)
     session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
     return again
+
+
+def whiten(
+    session: Session, source: Source, packed: PackedRows, matrix: sql.Identifier, norm: float
+) -> PackedRows:
+    """Every row x as x norm / ||P x||, in the same order; the old blocks are dropped.
+
+    `matrix` is a table of one row and one column, P as `float8[]`, row by row.
+    Source: privacy/README.md, "Whitened gradients".
+    """
+    blocks = _create_blocks(session, source)
+    statement = sql.SQL(
+        "INSERT INTO {blocks} (block_no, block) "
+        "SELECT b.block_no, dpml.whiten(b.block, (TABLE {matrix}), %(norm)s) FROM {old} AS b"
+    ).format(blocks=blocks, matrix=matrix, old=packed.blocks)
+    whitened = PackedRows(blocks, session.execute(statement, {"norm": norm}))
+    session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
+    return whitened

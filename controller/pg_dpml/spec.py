@@ -27,7 +27,7 @@ FILL_IN = "FILL IN"
 
 SCALES = ("center", "zero_based", "standard")
 NORMS = ("normalize", "clip")
-METHODS = ("bolt-on", "noiseless")
+METHODS = ("auto", "whitened-dp-gd", "dp-gd", "sufficient-statistics", "bolt-on", "noiseless")
 NOT_PRIVATE_METHODS = ("noiseless",)
 LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
@@ -36,6 +36,23 @@ MAX_ROWS_PER_UNIT = 10**6
 LONGEST_LEVEL = 10_000
 """Bytes of the longest level or class; longer text in a row is none of them."""
 AVERAGES = ("none", "all", "tail")
+
+_SGD_OPTIONS = (
+    *("loss", "huber_h", "clip", "passes", "batch_size", "lambda_", "schedule", "step_size", "exponent"),
+    *("radius", "average", "tail", "fresh_order"),
+)
+METHOD_OPTIONS = {
+    "auto": ("loss", "huber_h"),
+    "whitened-dp-gd": ("loss", "huber_h", "clip", "passes"),
+    "dp-gd": (
+        *("loss", "huber_h", "clip", "unit_clip", "passes", "lambda_", "step_size", "momentum"),
+        *("average", "tail"),
+    ),
+    "sufficient-statistics": ("loss",),
+    "bolt-on": _SGD_OPTIONS,
+    "noiseless": (*_SGD_OPTIONS, "tolerance"),
+}
+"""Fields of `TrainSpec` that each method uses: a value for another would change nothing, and is refused."""
 
 
 def _number(value: object, name: str) -> float | None:
@@ -466,7 +483,8 @@ class TrainSpec:
     Attributes
     ----------
     method : str
-        "bolt-on" or "noiseless".
+        "auto", which chooses one by public numbers, or "whitened-dp-gd", "dp-gd", "sufficient-statistics",
+        "bolt-on" or "noiseless". What a method does not use is refused.
     loss : str or None
         "logistic", "huber_svm" (two classes), "softmax" (several), "squared" (a number).
     passes : int or None
@@ -478,19 +496,24 @@ class TrainSpec:
     schedule : str or None
         "constant", "decreasing", "sqrt_decreasing", "strongly_convex" or "inverse_sqrt".
     step_size : float or None
-        Of "constant" and "inverse_sqrt", in (0, inf); capped by 1 / (beta + lambda).
+        Of "constant" and "inverse_sqrt", in (0, inf); capped by 1 / (beta + lambda). Of dp-gd: not capped.
+    momentum : float or None
+        Of dp-gd, in [0, 1): the share of the last step that is taken again.
     exponent : float
         c of n^c in the decreasing schedules, in [0, 1].
     radius : float or None
         Project the model on the ball of this radius, in (0, inf).
     average : str or None
         Release the last iterate ("none"), the mean of all, or of the last `tail` share.
-    tail : float
+    tail : float or None
         In (0, 1].
     fresh_order : bool
         A new random order of the rows in every pass.
     clip : float or None
-        Bound on the scalar derivative of the loss, in (0, inf); not for softmax.
+        Bound on the scalar derivative of the loss, in (0, inf). For softmax: on the norm of a row's
+        derivatives, in dp-gd and whitened-dp-gd only.
+    unit_clip : float or None
+        Of dp-gd with a unit of privacy: bound on the norm of the gradient of all rows of a unit, in (0, inf).
     huber_h : float
         Half width of the Huber SVM's bend, in (0, inf).
     tolerance : float
@@ -504,12 +527,14 @@ class TrainSpec:
     lambda_: float | None = None
     schedule: str | None = None
     step_size: float | None = None
+    momentum: float | None = None
     exponent: float = 0.5
     radius: float | None = None
     average: str | None = None
-    tail: float = 0.5
+    tail: float | None = None
     fresh_order: bool = False
     clip: float | None = None
+    unit_clip: float | None = None
     huber_h: float = 0.5
     tolerance: float = 1e-4
 
@@ -522,7 +547,7 @@ class TrainSpec:
             value = getattr(self, key)
             if value is not None:
                 _whole(value, key, most)
-        for key in ("step_size", "radius", "clip"):
+        for key in ("step_size", "radius", "clip", "unit_clip"):
             if getattr(self, key) is not None:
                 self._positive(key)
         self._positive("huber_h")
@@ -530,10 +555,27 @@ class TrainSpec:
             _between(self.lambda_, "lambda", 0.0, 1e6)
         _between(self.exponent, "exponent", 0.0, 1.0)
         _between(self.tolerance, "tolerance", 0.0, 1.0)
-        tail = _number(self.tail, "tail")
-        if tail is None or not 0.0 < tail <= 1.0:
-            raise SpecError(f"tail must be in (0, 1], not {self.tail!r}")
+        if self.tail is not None:
+            tail = _number(self.tail, "tail")
+            if tail is None or not 0.0 < tail <= 1.0:
+                raise SpecError(f"tail must be in (0, 1], not {self.tail!r}")
+        if self.momentum is not None:
+            momentum = _number(self.momentum, "momentum")
+            if momentum is None or not 0.0 <= momentum < 1.0:
+                raise SpecError(f"momentum must be in [0, 1), not {self.momentum!r}")
         _flag(self.fresh_order, "fresh_order")
+        self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        for option in fields(self):
+            used_by = [method for method, used in METHOD_OPTIONS.items() if option.name in used]
+            given = getattr(self, option.name) != option.default
+            if option.name != "method" and given and self.method not in used_by:
+                name = option.name.rstrip("_")
+                raise SpecError(
+                    f"{name} belongs to method {' or '.join(used_by)}, not to {self.method}: "
+                    f"leave {name} out, or name the method"
+                )
 
     def _positive(self, key: str) -> None:
         value = _number(getattr(self, key), key)

@@ -16,7 +16,7 @@ from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.maintenance import versions
-from pg_dpml.methods import baselines, bolt_on
+from pg_dpml.methods import auto, baselines, bolt_on, full_batch, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
 from pg_dpml.methods.plan import Plan, Problem, noise_record
 from pg_dpml.rows import Source, count_units, pack, resolve
@@ -24,7 +24,13 @@ from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
 
 __all__ = ["Progress", "TrainResult", "plan", "run_method", "train"]
 
-_METHODS: Mapping[str, Method] = {"bolt-on": bolt_on, "noiseless": baselines}
+_METHODS: Mapping[str, Method] = {
+    "whitened-dp-gd": full_batch,
+    "dp-gd": full_batch,
+    "sufficient-statistics": sufficient_statistics,
+    "bolt-on": bolt_on,
+    "noiseless": baselines,
+}
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,9 @@ def _plan(
         raise SpecError(f"method {training.method} is not private: leave epsilon and delta out")
     if training.method not in NOT_PRIVATE_METHODS and privacy is None:
         raise SpecError(f"method {training.method} needs epsilon")
+    if training.method == "auto":
+        assert privacy is not None
+        return auto.plan(problem, privacy, training)
     return _METHODS[training.method].plan(problem, privacy, training)
 
 

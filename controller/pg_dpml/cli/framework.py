@@ -99,12 +99,18 @@ def _training_options(
     lambda_: Annotated[float | None, typer.Option("--lambda", help="L2 regulariser. Default: 0.")] = None,
     schedule: Annotated[str | None, typer.Option(help=" | ".join(SCHEDULES))] = None,
     step_size: Annotated[float | None, typer.Option(help="Step of constant and inverse_sqrt.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="dp-gd: share of the last step.")] = None,
     exponent: Annotated[float, typer.Option(help="c of n^c in the decreasing schedules.")] = 0.5,
     radius: Annotated[float | None, typer.Option(help="Keep the model in a ball of this radius.")] = None,
     average: Annotated[str | None, typer.Option(help=" | ".join(AVERAGES) + " of the iterates.")] = None,
-    tail: Annotated[float, typer.Option(help="Share of the iterates that --average tail takes.")] = 0.5,
+    tail: Annotated[
+        float | None, typer.Option(help="Share of the iterates that --average tail takes.")
+    ] = None,
     fresh_order: Annotated[bool, typer.Option("--fresh-order", help="Shuffle before every pass.")] = False,
     clip: Annotated[float | None, typer.Option(help="Bound on the loss's derivative.")] = None,
+    unit_clip: Annotated[
+        float | None, typer.Option(help="dp-gd with a unit: bound on the gradient of a unit's rows.")
+    ] = None,
     huber_h: Annotated[float, typer.Option(help="Half width of the Huber SVM's bend.")] = 0.5,
     tolerance: Annotated[float, typer.Option(help="noiseless: stop when the loss falls by less.")] = 1e-4,
 ) -> pg_dpml.TrainSpec:

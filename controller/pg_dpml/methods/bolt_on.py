@@ -21,7 +21,7 @@ from pg_dpml import kernels
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss
+from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss, privacy_warnings
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.mechanisms import ReleaseNoise
@@ -205,21 +205,12 @@ def _warnings(
     delta: float,
     step_sum: float,
 ) -> tuple[str, ...]:
-    found = []
-    if problem.n_rows == 0:
-        found.append("the table is empty: the model will be zero")
-    elif step_sum < WARN_STEP_SUM:
+    found = privacy_warnings(problem, privacy, delta)
+    if problem.n_rows > 0 and step_sum < WARN_STEP_SUM:
         found.append(
             f"all steps together have length {step_sum:.2g}, too little to learn much from: this many rows "
             "allow it only with a larger epsilon"
         )
-    if problem.n_rows > 0 and delta > 1.0 / problem.n_rows:
-        found.append(
-            f"delta = {delta:.3g} is above 1/n = {1.0 / problem.n_rows:.3g}: a mechanism that publishes one "
-            "whole row at random would pass; take delta well below 1/n"
-        )
-    if privacy.epsilon > 20.0:
-        found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
     if noise.score_stddev > WARN_SCORE_NOISE:
         found.append(
             f"the noise in a row's score has standard deviation {noise.score_stddev:.2g}, as large as the "

@@ -11,9 +11,19 @@ from typing import Any, ClassVar, Protocol
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import TrainSpec
+from pg_dpml.spec import PrivacySpec, TrainSpec
 
-__all__ = ["Guarantee", "Plan", "PlannedNoise", "Problem", "Work", "choose_loss", "noise_record"]
+__all__ = [
+    "Guarantee",
+    "Plan",
+    "PlannedNoise",
+    "Problem",
+    "Work",
+    "choose_loss",
+    "loss_options",
+    "noise_record",
+    "privacy_warnings",
+]
 
 LOSS_OF_TASK = {
     "binary": ("logistic", "huber_svm"),
@@ -171,3 +181,30 @@ def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, f
         return Loss(kind, n_classes=problem.n_outputs)
     clip = spec.clip or default_clips.get(kind, math.inf)
     return Loss(kind, n_classes=problem.n_outputs, huber_h=spec.huber_h, clip=clip)
+
+
+def loss_options(loss: Loss) -> dict[str, Any]:
+    """A loss as options of an aggregate."""
+    options: dict[str, Any] = {"loss": loss.kind}
+    if loss.n_classes > 1:
+        options["classes"] = loss.n_classes
+    if loss.kind == "huber_svm":
+        options["huber_h"] = loss.huber_h
+    if math.isfinite(loss.clip):
+        options["clip"] = loss.clip
+    return options
+
+
+def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> list[str]:
+    """What is said of a guarantee that promises little, and of an empty table."""
+    found = []
+    if problem.n_rows == 0:
+        found.append("the table is empty: the model will be zero")
+    elif delta > 1.0 / problem.n_rows:
+        found.append(
+            f"delta = {delta:.3g} is above 1/n = {1.0 / problem.n_rows:.3g}: a mechanism that publishes one "
+            "whole row at random would pass; take delta well below 1/n"
+        )
+    if privacy.epsilon > 20.0:
+        found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
+    return found

@@ -14,11 +14,13 @@ from pg_dpml.database import json_parameter, sql
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 from pg_dpml.methods.job import Job
-from pg_dpml.methods.plan import Problem
+from pg_dpml.methods.plan import Problem, loss_options
 from pg_dpml.rows import repack
 from pg_dpml.spec import TrainSpec
 
-__all__ = ["Sgd", "make_sgd", "run_passes"]
+__all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
+
+DEFAULT_TAIL = 0.5
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,7 @@ class Sgd:
 
     def options(self, n_rows: int) -> dict[str, Any]:
         """The aggregate's options; only public numbers."""
-        options: dict[str, Any] = {
-            "loss": self.loss.kind,
+        options = loss_options(self.loss) | {
             "lambda": self.lambda_,
             "batch_size": self.batch_size,
             "schedule": self.schedule.kind,
@@ -76,16 +77,10 @@ class Sgd:
         }
         if self.max_rows_per_unit is not None:
             options["units"] = self.max_rows_per_unit
-        if self.loss.n_classes > 1:
-            options["classes"] = self.loss.n_classes
-        if self.loss.kind == "huber_svm":
-            options["huber_h"] = self.loss.huber_h
         if self.schedule.kind in ("constant", "inverse_sqrt"):
             options["step_size"] = self.schedule.step_size
         if self.schedule.kind in ("decreasing", "sqrt_decreasing"):
             options["exponent"] = self.exponent
-        if math.isfinite(self.loss.clip):
-            options["clip"] = self.loss.clip
         if math.isfinite(self.radius):
             options["radius"] = self.radius
         if self.average_from > 0:
@@ -162,13 +157,13 @@ def make_sgd(
         radius=spec.radius or math.inf,
         batch_size=batch_size,
         passes=passes,
-        average_from=_average_start(spec.average or "none", spec.tail, steps),
+        average_from=average_start(spec.average or "none", spec.tail or DEFAULT_TAIL, steps),
         fresh_order=spec.fresh_order,
         max_rows_per_unit=problem.max_rows_per_unit if problem.unit is not None else None,
     )
 
 
-def _average_start(average: str, tail: float, steps: int) -> int:
+def average_start(average: str, tail: float, steps: int) -> int:
     """First averaged step for "none", "all" or the last `tail` share of the steps; 0 for none."""
     if average == "none" or steps == 0:
         return 0

@@ -23,6 +23,7 @@ __all__ = [
     "ReleaseNoise",
     "best_mu",
     "calibrate",
+    "calibrate_gaussian",
     "calibrate_sum",
     "gaussian_delta",
     "gaussian_mu",
@@ -426,18 +427,58 @@ def calibrate(
     kind = "k-norm" if _knorm_is_better(epsilon, delta, n_weights) else "gaussian"
     if sensitivity == 0.0:  # no step was taken: the model is a constant
         return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights)
-    if rounding > ROUNDING_LIMIT * sensitivity:
-        raise GuaranteeError(
-            f"float64 rounding of this run could reach {rounding:.1e}, more than a hundredth of its "
-            f"sensitivity {sensitivity:.1e}: take fewer passes, a larger batch_size or a smaller radius"
-        )
-    grid = release_grid(sensitivity, n_weights)
-    calibrated = sensitivity + grid * math.sqrt(n_weights) + rounding
+    advice = "take fewer passes, a larger batch_size or a smaller radius"
+    grid, calibrated = _head_room(sensitivity, rounding, n_weights, advice)
     if kind == "gaussian":
         scale = gaussian_stddev(calibrated, epsilon, delta)
     else:
         scale = knorm_scale(calibrated, epsilon)
     return ReleaseNoise(kind, scale, sensitivity, calibrated, grid, n_weights)
+
+
+def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: float) -> ReleaseNoise:
+    """Gaussian noise for one of several releases, whose share of the guarantee is mu.
+
+    Parameters
+    ----------
+    sensitivity : float
+        L2 sensitivity of the released vector, in [0, inf).
+    rounding : float
+        Bound on how far rounding moves the vector.
+    n_weights : int
+        Length of the vector, >= 1.
+    mu : float
+        Sensitivity over standard deviation, in (0, inf).
+
+    Returns
+    -------
+    ReleaseNoise
+
+    Raises
+    ------
+    GuaranteeError
+        If the rounding exceeds a hundredth of the sensitivity.
+
+    Notes
+    -----
+    Calibrated for Delta + grid sqrt(d) + fp.
+    Source: privacy/README.md, "Gaussian noise" and "Floating point".
+    """
+    if sensitivity == 0.0:
+        return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, n_weights)
+    grid, calibrated = _head_room(sensitivity, rounding, n_weights, "take fewer features or fewer rows")
+    return ReleaseNoise("gaussian", calibrated / mu * _ROUND_UP, sensitivity, calibrated, grid, n_weights)
+
+
+def _head_room(sensitivity: float, rounding: float, n_weights: int, advice: str) -> tuple[float, float]:
+    """The grid, and the sensitivity with the room that grid and rounding need."""
+    if rounding > ROUNDING_LIMIT * sensitivity:
+        raise GuaranteeError(
+            f"float64 rounding of this run could reach {rounding:.1e}, more than a hundredth of its "
+            f"sensitivity {sensitivity:.1e}: {advice}"
+        )
+    grid = release_grid(sensitivity, n_weights)
+    return grid, sensitivity + grid * math.sqrt(n_weights) + rounding
 
 
 def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:

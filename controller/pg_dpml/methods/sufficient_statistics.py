@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Ridge regression on one noisy release of the second moments of rows and labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.kernels import Loss
+from pg_dpml.methods.job import Job, Result
+from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss, privacy_warnings
+from pg_dpml.privacy import composed
+from pg_dpml.privacy.composed import ComposedNoise
+from pg_dpml.spec import PrivacySpec, TrainSpec
+
+__all__ = ["Statistics", "plan", "run"]
+
+RIDGE = 0.5
+"""Of the largest eigenvalue of the noise, about s sqrt(2 d)."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The one pass, and what is made of its sums.
+
+    Attributes
+    ----------
+    loss : Loss
+        Squared.
+    ridge : float
+        lambda of (X'X/n + lambda I) w = X'y/n.
+    """
+
+    loss: Loss
+    ridge: float
+
+    @property
+    def passes(self) -> int:
+        """Passes over the packed rows."""
+        return 1
+
+    def record(self, n_rows: int) -> dict[str, Any]:
+        """Everything that fixes the model, as a JSON-ready mapping of public numbers."""
+        return {"options": {"loss": self.loss.kind}, "ridge": self.ridge}
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the pass."""
+        return (
+            ("Passes", "1 over all rows"),
+            (
+                "Solution",
+                f"of (X'X/n + {self.ridge:.3g}) w = X'y/n on the noisy sums; the ridge follows the noise",
+            ),
+        )
+
+
+def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
+    """Fix the ridge and the noise.
+
+    Parameters
+    ----------
+    problem : Problem
+    privacy : PrivacySpec
+    spec : TrainSpec
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    SpecError
+        If the label is not a number.
+    GuaranteeError
+        If delta is 0 or too small, there are too many features, or rounding would spoil the guarantee.
+    """
+    assert privacy is not None
+    if problem.task != "regression":
+        raise SpecError(
+            f"method = sufficient-statistics is for a number to predict, not for a {problem.task} label: "
+            "leave method out"
+        )
+    d = problem.n_features
+    if d > composed.MAX_WHITENED_FEATURES:
+        raise GuaranteeError(
+            f"method = sufficient-statistics takes at most {composed.MAX_WHITENED_FEATURES} features, "
+            f"not {d}: take method = dp-gd, or fewer features by projection"
+        )
+    delta = privacy.delta_for(problem.n_rows)
+    mu = composed.run_mu(privacy.epsilon, delta, composed.triangle_size(d) + d)
+    moments = composed.calibrate_moments(
+        relation=privacy.relation,
+        max_rows_per_unit=problem.max_rows_per_unit,
+        labels=True,
+        mu=mu,
+        n_rows=problem.n_rows,
+        n_features=d,
+    )
+    stddev = moments.scale / max(problem.n_rows, 1)
+    # an empty table has no noise: any ridge gives its zero model
+    ridge = RIDGE * stddev * math.sqrt(2.0 * d) or 1.0
+    # X'X/n of rows that spread over all directions is I/d, which takes noise s to d s.
+    noise = ComposedNoise("gaussian", mu, 0, None, moments, d, d * stddev)
+    guarantee = Guarantee(privacy.epsilon, delta, privacy.relation, problem.unit, problem.max_rows_per_unit)
+    return Plan(
+        spec.method,
+        problem,
+        Statistics(choose_loss(problem, spec, {}), ridge),
+        guarantee,
+        noise,
+        None,
+        tuple(privacy_warnings(problem, privacy, delta)),
+    )
+
+
+def run(job: Job) -> Result:
+    """Sum up the packed rows, and solve.
+
+    Notes
+    -----
+    All after the release is post-processing. Source: privacy/README.md, "Sufficient statistics".
+    """
+    work, noise = job.plan.work, job.plan.noise
+    assert isinstance(work, Statistics)
+    assert isinstance(noise, ComposedNoise)
+    assert noise.moments is not None
+    sums = job.gram()
+    job.require_all(sums.rows)
+    xx, xy = composed.release_moments(sums.xx, sums.xy, noise.moments)
+    assert xy is not None
+    n_rows = max(job.plan.problem.n_rows, 1)
+    values, vectors = np.linalg.eigh(xx / n_rows)
+    weights = vectors @ ((vectors.T @ (xy / n_rows)) / (np.maximum(values, 0.0) + work.ridge))
+    job.report("pass", 1, 1)
+    return Result(np.asarray(weights, dtype=np.float64), 1)

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Noise of a run of several Gaussian releases, whose shares of the guarantee are fixed beforehand.
+
+Each release is of a sum over rows: of gradients, or of second moments. Releases
+with mu_1, ..., mu_T together are one Gaussian release with
+mu^2 = mu_1^2 + ... + mu_T^2, exactly (Dong, Roth & Su 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pg_dpml.errors import GuaranteeError
+from pg_dpml.kernels import FOLD_ROWS, FloatArray, Noise
+from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy.relation import Relation
+
+__all__ = [
+    "MAX_WHITENED_FEATURES",
+    "ComposedNoise",
+    "calibrate_gradients",
+    "calibrate_moments",
+    "largest_condition",
+    "release_gradient",
+    "release_moments",
+    "run_mu",
+    "stored_norm",
+    "triangle_size",
+]
+
+MAX_WHITENED_FEATURES = 2500
+"""Most features of a released matrix, as in udas/gram.c; "Whitened gradients" counts on it."""
+
+_ULP = 2.0**-52
+_MOST_CONDITION = 2.0**16
+
+
+@dataclass(frozen=True)
+class ComposedNoise:
+    """The noise of all releases of a run.
+
+    Attributes
+    ----------
+    kind : str
+        "gaussian".
+    mu : float
+        Of all releases together.
+    steps : int
+        T, releases of a sum of gradients.
+    gradient : ReleaseNoise or None
+        Of each sum of gradients.
+    moments : ReleaseNoise or None
+        Of the one release of second moments.
+    n_weights : int
+        Length of the weight vector.
+    score_stddev : float
+        Of the noise that the steps add up to, in the score of a row of norm 1; in a whitened run, of
+        a whitened row.
+    """
+
+    kind: str
+    mu: float
+    steps: int
+    gradient: ReleaseNoise | None
+    moments: ReleaseNoise | None
+    n_weights: int
+    score_stddev: float
+
+    @property
+    def expected_norm(self) -> float:
+        """Root mean square of the norm of the noise in the model."""
+        return self.score_stddev * math.sqrt(self.n_weights)
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the noise."""
+        found = []
+        if self.moments is not None:
+            found.append(
+                (
+                    "Moments",
+                    f"one release of second moments, noise of standard deviation {self.moments.scale:.4g} on "
+                    f"sums of sensitivity {self.moments.sensitivity:.4g}",
+                )
+            )
+        if self.gradient is not None:
+            found.append(
+                (
+                    "Gradients",
+                    f"{self.steps} releases, noise of standard deviation {self.gradient.scale:.4g} in every "
+                    f"coordinate of sums of sensitivity {self.gradient.sensitivity:.4g}",
+                )
+            )
+        text = (
+            f"gaussian, mu = {self.mu:.4g} in all: adds a standard deviation of about "
+            f"{self.score_stddev:.3g} to the score of a row"
+        )
+        return (*found, ("Noise", text))
+
+
+def run_mu(epsilon: float, delta: float, n_numbers: int) -> float:
+    """Largest mu of a run that releases so many numbers with Gaussian noise.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In [0, 1).
+    n_numbers : int
+        Of all releases together, >= 1.
+
+    Returns
+    -------
+    float
+        mu(epsilon, delta).
+
+    Raises
+    ------
+    GuaranteeError
+        If delta is 0, or below what the precision of the noise allows for so many numbers.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Gaussian noise" and "Floating point".
+    """
+    if delta == 0.0:
+        raise GuaranteeError(
+            "delta = 0 has no Gaussian noise, which this method adds: leave delta out (1/n^2 then), or take "
+            "method = bolt-on, whose K-norm noise needs none"
+        )
+    floor = mechanisms.gaussian_delta_floor(n_numbers)
+    if delta < floor:
+        raise GuaranteeError(
+            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
+            f"{n_numbers} released numbers: take a larger delta, or method = bolt-on, which releases fewer"
+        )
+    return mechanisms.gaussian_mu(epsilon, delta)
+
+
+def calibrate_gradients(
+    *,
+    bound: float,
+    relation: Relation,
+    steps: int,
+    mu: float,
+    n_rows: int,
+    max_rows_per_unit: int,
+    n_weights: int,
+    n_features: int,
+    condition: float | None = None,
+) -> ReleaseNoise:
+    """Noise of each of T releases of a sum of gradients.
+
+    Parameters
+    ----------
+    bound : float
+        On the norm of what one unit of privacy adds to the sum, in (0, inf).
+    relation : Relation
+    steps : int
+        T >= 1.
+    mu : float
+        Of the T releases together, in (0, inf).
+    n_rows : int
+        n, units of privacy.
+    max_rows_per_unit : int
+        m.
+    n_weights : int
+        Length of the weight vector.
+    n_features : int
+        d.
+    condition : float or None
+        Bound on the condition of P, where sums are multiplied by it; None: they are not.
+
+    Returns
+    -------
+    ReleaseNoise
+        Standard deviation D sqrt(T)/mu, D = 2 bound (`replace_one`) or bound (`add_remove`), and
+        head room for rounding and grid. No noise for an empty table, whose sums are zero.
+
+    Raises
+    ------
+    GuaranteeError
+        If rounding could reach a hundredth of the sensitivity.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Full-batch gradients" and "Floating point".
+    """
+    if n_rows == 0:
+        return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, n_weights)
+    rounding = n_rows * bound * _sum_rounding(max_rows_per_unit)
+    if condition is not None:
+        rounding = n_rows * bound * condition * _product_rounding(max_rows_per_unit, n_features)
+    return mechanisms.calibrate_gaussian(
+        relation.gradient_change(bound), rounding, n_weights, mu / math.sqrt(steps)
+    )
+
+
+def calibrate_moments(
+    *,
+    relation: Relation,
+    max_rows_per_unit: int,
+    labels: bool,
+    mu: float,
+    n_rows: int,
+    n_features: int,
+) -> ReleaseNoise:
+    """Noise of one release of the sum of x x', or of it and the sum of y x.
+
+    Parameters
+    ----------
+    relation : Relation
+    max_rows_per_unit : int
+        m.
+    labels : bool
+        With the sum of y x, for abs(y) <= 1.
+    mu : float
+        In (0, inf).
+    n_rows : int
+        n, units of privacy.
+    n_features : int
+        d.
+
+    Returns
+    -------
+    ReleaseNoise
+        For the vector of `release_moments`. No noise for an empty table, whose sums are zero.
+
+    Raises
+    ------
+    GuaranteeError
+        If rounding could reach a hundredth of the sensitivity.
+
+    Notes
+    -----
+    In Frobenius norm a row moves X'X by at most sqrt 2 (`replace_one`) or 1 (`add_remove`), and
+    (X'X, X'y) by sqrt 4.5 or sqrt 2.
+    Source: privacy/README.md, "Whitened gradients", "Sufficient statistics" and "Floating point".
+    """
+    size = triangle_size(n_features) + (n_features if labels else 0)
+    if n_rows == 0:
+        return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, size)
+    square = {
+        (Relation.REPLACE_ONE, False): 2.0,
+        (Relation.ADD_REMOVE, False): 1.0,
+        (Relation.REPLACE_ONE, True): 4.5,
+        (Relation.ADD_REMOVE, True): 2.0,
+    }[relation, labels]
+    rounding = n_rows * max_rows_per_unit * math.sqrt(2.0) * _sum_rounding(max_rows_per_unit)
+    return mechanisms.calibrate_gaussian(max_rows_per_unit * math.sqrt(square), rounding, size, mu)
+
+
+def release_gradient(gradient: FloatArray, noise: ReleaseNoise, source: Noise | None = None) -> FloatArray:
+    """The private sum of gradients.
+
+    Parameters
+    ----------
+    gradient : ndarray of shape (n_weights,)
+        Un-noised.
+    noise : ReleaseNoise
+        From `calibrate_gradients`.
+    source : Noise or None
+        None draws from a fresh generator keyed by the operating system.
+
+    Returns
+    -------
+    ndarray of shape (n_weights,)
+    """
+    return mechanisms.release(gradient, noise, source or Noise())
+
+
+def release_moments(
+    xx: FloatArray, xy: FloatArray | None, noise: ReleaseNoise, source: Noise | None = None
+) -> tuple[FloatArray, FloatArray | None]:
+    """The private second moments.
+
+    Parameters
+    ----------
+    xx : ndarray of shape (d, d)
+        Un-noised, symmetric.
+    xy : ndarray of shape (d,) or None
+        Un-noised.
+    noise : ReleaseNoise
+        From `calibrate_moments`.
+    source : Noise or None
+        None draws from a fresh generator keyed by the operating system.
+
+    Returns
+    -------
+    xx : ndarray of shape (d, d)
+        Symmetric: noise of the noise's scale on the diagonal, of scale / sqrt 2 off it.
+    xy : ndarray of shape (d,) or None
+
+    Notes
+    -----
+    The vector that is released has the diagonal, and sqrt 2 times what is above it, so that its norm is
+    the Frobenius norm of the matrix. Source: privacy/README.md, "Whitened gradients".
+    """
+    d = len(xx)
+    above = np.triu_indices(d)
+    weight = np.where(above[0] == above[1], 1.0, math.sqrt(2.0))
+    released = mechanisms.release(
+        np.concatenate([xx[above] * weight, [] if xy is None else xy]), noise, source or Noise()
+    )
+    noisy = np.zeros((d, d))
+    noisy[above] = released[: len(weight)] / weight
+    return noisy + np.triu(noisy, 1).T, None if xy is None else released[len(weight) :]
+
+
+def triangle_size(n_features: int) -> int:
+    """Numbers of a symmetric matrix of d rows."""
+    return n_features * (n_features + 1) // 2
+
+
+def largest_condition(n_rows: int, max_rows_per_unit: int, n_features: int) -> float:
+    """The largest condition of P at which rounding takes at most half of its allowance.
+
+    Parameters
+    ----------
+    n_rows : int
+        n, units of privacy.
+    max_rows_per_unit : int
+        m.
+    n_features : int
+        d.
+
+    Notes
+    -----
+    For D >= m C, the smaller of both relations. Source: privacy/README.md, "Whitened gradients".
+    """
+    allowed = (
+        0.5 * mechanisms.ROUNDING_LIMIT / (max(n_rows, 1) * _product_rounding(max_rows_per_unit, n_features))
+    )
+    return min(allowed, _MOST_CONDITION)
+
+
+def stored_norm(condition: float) -> float:
+    """||P x|| to which rows are scaled in float64, so that no stored row exceeds 1.
+
+    Parameters
+    ----------
+    condition : float
+        Bound on ||P|| ||P^-1||.
+
+    Returns
+    -------
+    float
+        (1 - 2^-19) / (1 + condition 2^-23).
+
+    Notes
+    -----
+    Source: privacy/README.md, "Whitened gradients".
+    """
+    return (1.0 - 2.0**-19) / (1.0 + condition * 2.0**-23)
+
+
+def _sum_rounding(max_rows_per_unit: int) -> float:
+    """Rounding of a sum over rows, for two runs, relative to the sum of the norms of its terms.
+
+    Fewer than 2 FOLD_ROWS rows, or as many and a unit, are added one by one between two folds.
+    """
+    return _ULP * (2 * FOLD_ROWS + max_rows_per_unit + 16)
+
+
+def _product_rounding(max_rows_per_unit: int, n_features: int) -> float:
+    """The same for P times a sum, relative to the condition of P and the norms of P times a term."""
+    return _sum_rounding(max_rows_per_unit) + _ULP * n_features * math.sqrt(n_features)

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Plans of the full-batch methods: the recipe's numbers, the split of mu, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.kernels import Noise
+from pg_dpml.methods import auto, full_batch, sufficient_statistics
+from pg_dpml.methods.full_batch import Descent
+from pg_dpml.methods.plan import Plan, Problem, noise_record
+from pg_dpml.privacy import composed, mechanisms
+from pg_dpml.privacy.composed import ComposedNoise
+from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy.relation import Relation
+from pg_dpml.report import plan_text
+from pg_dpml.spec import METHOD_OPTIONS, METHODS, PrivacySpec, TrainSpec
+
+# The package's function of the same name hides the module.
+TRAIN = importlib.import_module("pg_dpml.train")
+
+ADULT = Problem(39_000, 109, 1, "binary")
+COVERTYPE = Problem(465_000, 55, 7, "multiclass")
+CALIFORNIA = Problem(16_512, 9, 1, "regression")
+PROBLEMS = {"logistic": ADULT, "huber_svm": ADULT, "softmax": COVERTYPE, "squared": CALIFORNIA}
+TENTH = PrivacySpec(0.1)
+
+
+def descend(problem: Problem = ADULT, privacy: PrivacySpec = TENTH, **training: Any) -> Plan:
+    return full_batch.plan(problem, privacy, TrainSpec(**({"method": "whitened-dp-gd"} | training)))
+
+
+def parts(plan: Plan) -> tuple[Descent, ComposedNoise, ReleaseNoise]:
+    assert isinstance(plan.work, Descent)
+    assert isinstance(plan.noise, ComposedNoise)
+    assert plan.noise.gradient is not None
+    return plan.work, plan.noise, plan.noise.gradient
+
+
+def mu_of(noise: ReleaseNoise) -> float:
+    return noise.calibrated_sensitivity / noise.scale
+
+
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize("loss", PROBLEMS)
+@pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd"])
+def test_all_releases_together_have_the_run_s_mu(method: str, loss: str, relation: Relation) -> None:
+    for epsilon, delta in itertools.product((0.01, 1.0, 8.0), (None, 1e-6)):
+        privacy = PrivacySpec(epsilon, delta, relation)
+        problem = PROBLEMS[loss]
+        work, noise, gradient = parts(descend(problem, privacy, method=method, loss=loss))
+        squares = work.steps * mu_of(gradient) ** 2
+        if method == "whitened-dp-gd":
+            assert noise.moments is not None
+            assert mu_of(noise.moments) ** 2 == pytest.approx(0.1 * noise.mu**2)
+            squares += mu_of(noise.moments) ** 2
+        assert squares <= noise.mu**2
+        assert squares == pytest.approx(noise.mu**2, rel=1e-9)
+        claimed = privacy.delta_for(problem.n_rows)
+        assert mechanisms.gaussian_delta(epsilon, noise.mu) == pytest.approx(claimed, rel=1e-6)
+        assert mechanisms.gaussian_delta(epsilon, math.sqrt(squares)) <= claimed
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem", "bound"),
+    [
+        ("logistic", ADULT, 0.5),
+        ("huber_svm", ADULT, 1.0),
+        ("squared", CALIFORNIA, 0.5),
+        ("softmax", COVERTYPE, math.sqrt(6 / 7)),
+        ("logistic", COVERTYPE, 0.5 * math.sqrt(7)),
+        ("huber_svm", COVERTYPE, math.sqrt(7)),
+    ],
+)
+@pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd"])
+def test_sensitivities(method: str, loss: str, problem: Problem, bound: float) -> None:
+    for relation, rows in itertools.product(Relation, (1, 4)):
+        units = dataclasses.replace(problem, unit="id", max_rows_per_unit=rows)
+        _, noise, gradient = parts(descend(units, PrivacySpec(1.0, None, relation), method=method, loss=loss))
+        double = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+        assert gradient.sensitivity == pytest.approx(double * rows * bound, rel=1e-12)
+        assert gradient.calibrated_sensitivity > gradient.sensitivity
+        assert gradient.n_weights == units.n_weights
+        if noise.moments is not None:
+            assert noise.moments.sensitivity == pytest.approx(math.sqrt(double) * rows, rel=1e-12)
+
+
+def test_the_recipe_on_adult() -> None:
+    """The numbers of the recipe, written out for one problem."""
+    work, noise, _ = parts(descend())
+    n, d = ADULT.n_rows, ADULT.n_features
+    mu = mechanisms.gaussian_mu(0.1, 1 / n**2)
+    stddev = math.sqrt(2) / (n * math.sqrt(0.1) * mu)
+    assert work.steps == 10
+    assert parts(descend(privacy=PrivacySpec(1.0)))[0].steps == math.ceil(
+        n * mechanisms.gaussian_mu(1.0, 1 / n**2) / 200
+    )
+    assert parts(descend(privacy=PrivacySpec(8.0)))[0].steps == 60
+    assert work.whitening is not None
+    assert work.whitening.ridge == pytest.approx(0.5 * stddev * math.sqrt(2 * d), rel=1e-4)
+    assert work.tau == pytest.approx(min(n * math.sqrt(0.9) * mu, 3 * 10 / (0.25 * 1.5 / d)))
+    assert noise.score_stddev == pytest.approx(1.0)
+    assert work.step_size() == pytest.approx(0.5 * min(work.tau, 3 * 10 / 0.25) / 10)
+    assert work.step_size(0.01) == pytest.approx(0.5 * min(work.tau, 3 * 10 / (0.25 * 0.015)) / 10)
+    assert work.average_from == 8
+    assert work.passes == 12
+
+
+def test_the_recipe_without_whitening() -> None:
+    for loss, problem in PROBLEMS.items():
+        n, mu = problem.n_rows, mechanisms.gaussian_mu(0.1, 1 / problem.n_rows**2)
+        work, noise, gradient = parts(descend(problem, method="dp-gd", loss=loss))
+        budget = n * mu / gradient.sensitivity
+        length = {"binary": 2 * budget, "multiclass": budget, "regression": budget**0.75}[problem.task]
+        assert work.tau == pytest.approx(min(length, 19 * 60 / work.loss.smoothness))
+        assert work.step_size() == pytest.approx(0.1 * work.tau / 60)
+        assert (work.steps, work.momentum, work.average_from) == (60, 0.9, 46)
+        assert noise.moments is None
+        assert noise.score_stddev == pytest.approx(work.tau / budget)
+
+
+def test_units_divide_the_steps_budget_and_the_longest_step() -> None:
+    units = dataclasses.replace(ADULT, unit="id", max_rows_per_unit=4, n_rows=4 * ADULT.n_rows)
+    privacy = PrivacySpec(0.1, 1e-10)
+    one, several = parts(descend(privacy=privacy))[0], parts(descend(units, privacy))[0]
+    assert several.steps == one.steps
+    assert several.tau == pytest.approx(one.tau)
+    assert several.smoothness == 4.0 * one.smoothness
+    assert several.whitening is not None
+    assert several.whitening.most == 4.0
+
+
+def test_options_of_dp_gd() -> None:
+    plan = descend(
+        method="dp-gd",
+        passes=20,
+        step_size=0.5,
+        momentum=0.0,
+        average="none",
+        clip=0.25,
+        lambda_=0.01,
+    )
+    work, noise, gradient = parts(plan)
+    assert work.step_size() == pytest.approx(0.5)
+    assert (work.steps, work.average_from, work.lambda_) == (20, 0, 0.01)
+    assert gradient.sensitivity == 0.5
+    n_mu = ADULT.n_rows * noise.mu
+    assert noise.score_stddev == pytest.approx(0.5 * 20 * gradient.sensitivity / n_mu)
+    averaged = parts(descend(method="dp-gd", average="tail", tail=0.5))[0]
+    assert averaged.average_from == 31
+    softmax = parts(descend(COVERTYPE, method="dp-gd", clip=0.5))[0]
+    assert softmax.options()["gradient_clip"] == 0.5
+
+
+def test_a_unit_clip_bounds_a_unit() -> None:
+    units = dataclasses.replace(ADULT, unit="id", max_rows_per_unit=10)
+    assert parts(descend(units, method="dp-gd", unit_clip=0.75))[2].sensitivity == pytest.approx(2 * 0.75)
+    assert parts(descend(units, method="dp-gd", unit_clip=100.0))[2].sensitivity == pytest.approx(
+        2 * 10 * 0.5
+    )
+    with pytest.raises(SpecError, match="unit_clip needs a unit of privacy"):
+        descend(method="dp-gd", unit_clip=0.75)
+    huge = dataclasses.replace(units, max_rows_per_unit=10**6, n_features=1000)
+    with pytest.raises(SpecError, match="smaller max_rows_per_unit"):
+        descend(huge, method="dp-gd", unit_clip=0.75)
+
+
+def test_the_condition_leaves_room_for_rounding() -> None:
+    """However many rows and whatever budget: the plan stands, with rows a little shorter at most."""
+    for n, d, epsilon in itertools.product((1, 1000, 10**6, 10**8), (1, 9, 900), (0.01, 1.0, 1000.0)):
+        work, _, gradient = parts(descend(Problem(n, d, 1, "binary"), PrivacySpec(epsilon, 1e-9)))
+        assert work.whitening is not None
+        condition = math.sqrt(1.0 + work.whitening.most / work.whitening.ridge)
+        assert condition <= composed.largest_condition(n, 1, d)
+        assert 0.98 < work.whitening.row_norm < 1.0
+        assert gradient.calibrated_sensitivity <= 1.011 * gradient.sensitivity
+
+
+def test_moments_are_released_as_one_vector_of_their_frobenius_norm() -> None:
+    rng = np.random.default_rng(1)
+    d = 60
+    half = rng.normal(size=(d, d))
+    xx, xy = half + half.T, rng.normal(size=d)
+    noise = composed.calibrate_moments(
+        relation=Relation.REPLACE_ONE, max_rows_per_unit=1, labels=True, mu=1.0, n_rows=100, n_features=d
+    )
+    assert noise.sensitivity == pytest.approx(math.sqrt(4.5))
+    assert noise.n_weights == d * (d + 1) // 2 + d
+    released, labels = composed.release_moments(xx, xy, noise, Noise(bytes(32)))
+    assert labels is not None
+    error = released - xx
+    np.testing.assert_array_equal(error, error.T)
+    above = error[np.triu_indices(d, 1)]
+    assert np.std(above) == pytest.approx(noise.scale / math.sqrt(2), rel=0.06)
+    assert np.std(np.diag(error)) == pytest.approx(noise.scale, rel=0.35)
+    assert np.std(labels - xy) == pytest.approx(noise.scale, rel=0.35)
+    on_grid = np.diag(released) / noise.grid
+    np.testing.assert_array_equal(on_grid, np.rint(on_grid))
+
+
+def test_the_joint_sensitivity_of_moments_is_attained_and_not_exceeded() -> None:
+    """privacy/README.md, "Sufficient statistics": sqrt 4.5, at a cosine of one half."""
+
+    def distance(x: Any, y: float, z: Any, t: float) -> float:
+        xx = np.outer(x, x) - np.outer(z, z)
+        return float(math.hypot(np.linalg.norm(xx), np.linalg.norm(y * x - t * z)))
+
+    rng = np.random.default_rng(2)
+    most = 0.0
+    for _ in range(20_000):
+        x, z = rng.normal(size=(2, 2))
+        x, z = x / max(np.linalg.norm(x), 1.0), z / max(np.linalg.norm(z), 1.0)
+        most = max(most, distance(x, rng.choice([-1, 1]), z, rng.choice([-1, 1])))
+    assert most <= math.sqrt(4.5) + 1e-12
+    worst = distance(np.array([1.0, 0.0]), 1.0, np.array([0.5, math.sqrt(0.75)]), -1.0)
+    assert worst == pytest.approx(math.sqrt(4.5))
+
+
+def test_sufficient_statistics() -> None:
+    for relation, square in ((Relation.REPLACE_ONE, 4.5), (Relation.ADD_REMOVE, 2.0)):
+        privacy = PrivacySpec(1.0, None, relation)
+        plan = sufficient_statistics.plan(CALIFORNIA, privacy, TrainSpec(method="sufficient-statistics"))
+        assert isinstance(plan.noise, ComposedNoise)
+        assert plan.noise.moments is not None
+        assert plan.noise.moments.sensitivity == pytest.approx(math.sqrt(square))
+        assert mu_of(plan.noise.moments) == pytest.approx(plan.noise.mu)
+        assert plan.work.passes == 1
+    with pytest.raises(SpecError, match="number to predict"):
+        sufficient_statistics.plan(ADULT, TENTH, TrainSpec(method="sufficient-statistics"))
+
+
+@pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd", "sufficient-statistics"])
+def test_guarantees_that_gaussian_noise_cannot_give_are_refused(method: str) -> None:
+    module = TRAIN._METHODS[method]
+    spec = TrainSpec(method=method)
+    with pytest.raises(GuaranteeError, match=r"delta = 0 has no Gaussian noise.*bolt-on"):
+        module.plan(CALIFORNIA, PrivacySpec(1.0, 0.0), spec)
+    with pytest.raises(GuaranteeError, match="released numbers"):
+        module.plan(CALIFORNIA, PrivacySpec(1.0, 1e-19), spec)
+    if method != "dp-gd":
+        with pytest.raises(GuaranteeError, match="at most 2500 features"):
+            module.plan(dataclasses.replace(CALIFORNIA, n_features=2501), TENTH, spec)
+
+
+def test_the_floor_of_delta_counts_every_number_drawn() -> None:
+    with pytest.raises(GuaranteeError) as error:
+        descend(CALIFORNIA, PrivacySpec(1.0, 1e-19))
+    assert f"{60 * 9 + 45} released numbers" in str(error.value)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+@pytest.mark.parametrize("loss", PROBLEMS)
+def test_tiny_tables_have_a_plan(loss: str, n: int) -> None:
+    problem = dataclasses.replace(PROBLEMS[loss], n_rows=n)
+    for method in ("whitened-dp-gd", "dp-gd"):
+        plan = descend(problem, method=method, loss=loss)
+        work, noise, gradient = parts(plan)
+        assert math.isfinite(work.step_size())
+        assert (gradient.scale == 0.0) == (n == 0)
+        assert math.isfinite(noise.score_stddev)
+        assert plan.warnings
+        assert "Gradients" in plan_text(plan)
+        json.dumps(noise_record(noise) | work.record(n), allow_nan=False)
+
+
+CHOICES = [
+    (ADULT, "whitened-dp-gd", "most accurate"),
+    (COVERTYPE, "whitened-dp-gd", "most accurate"),
+    (CALIFORNIA, "whitened-dp-gd", "most accurate"),
+    (dataclasses.replace(CALIFORNIA, n_rows=10**7), "sufficient-statistics", "100 d"),
+    (dataclasses.replace(ADULT, n_features=2501), "dp-gd", "2,500 features"),
+]
+
+
+@pytest.mark.parametrize(("problem", "method", "reason"), CHOICES)
+def test_auto(problem: Problem, method: str, reason: str) -> None:
+    plan = auto.plan(problem, TENTH, TrainSpec(method="auto"))
+    assert plan.method == method
+    assert reason in plan.reason
+    assert plan.reason in " ".join(plan_text(plan).split()).replace("Why ", "")
+    own = TRAIN._METHODS[method].plan(problem, TENTH, TrainSpec(method=method))
+    assert dataclasses.replace(plan, reason="") == own
+
+
+def test_auto_without_delta_is_bolt_on() -> None:
+    for problem in PROBLEMS.values():
+        plan = auto.plan(problem, PrivacySpec(1.0, 0.0), TrainSpec(method="auto"))
+        assert plan.method == "bolt-on"
+        assert "no delta" in plan.reason
+
+
+def test_auto_takes_what_the_precision_of_the_noise_allows() -> None:
+    wide = Problem(1000, 2000, 1, "binary")
+    plan = auto.plan(wide, PrivacySpec(1.0, 1e-14), TrainSpec(method="auto"))
+    assert plan.method == "dp-gd"
+    assert "whitened-dp-gd cannot run: delta = 1e-14" in plan.reason
+    plan = auto.plan(wide, PrivacySpec(1.0, 1e-16), TrainSpec(method="auto"))
+    assert plan.method == "bolt-on"
+
+
+def test_auto_chooses_by_public_numbers_and_the_loss_is_kept() -> None:
+    plan = auto.plan(ADULT, TENTH, TrainSpec(method="auto", loss="huber_svm", huber_h=0.3))
+    assert plan.work.loss.kind == "huber_svm"
+    assert plan.work.loss.huber_h == 0.3
+    with pytest.raises(SpecError, match="loss for a binary label"):
+        auto.plan(ADULT, TENTH, TrainSpec(method="auto", loss="softmax"))
+
+
+GIVEN: dict[str, Any] = {
+    "loss": "logistic",
+    "passes": 3,
+    "batch_size": 10,
+    "lambda_": 0.1,
+    "schedule": "constant",
+    "step_size": 0.1,
+    "momentum": 0.1,
+    "exponent": 0.1,
+    "radius": 1.0,
+    "average": "all",
+    "tail": 0.1,
+    "fresh_order": True,
+    "clip": 0.1,
+    "unit_clip": 0.1,
+    "huber_h": 0.1,
+    "tolerance": 0.1,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_option_that_a_method_does_not_use_is_refused(method: str) -> None:
+    assert set(GIVEN) == {f.name for f in dataclasses.fields(TrainSpec)} - {"method"}
+    for name, value in GIVEN.items():
+        if name in METHOD_OPTIONS[method]:
+            TrainSpec(method=method, **{name: value})
+            continue
+        public = name.rstrip("_")
+        with pytest.raises(SpecError, match=f"^{public} belongs to method .*not to {method}: leave"):
+            TrainSpec(method=method, **{name: value})
+
+
+def test_every_method_has_its_options_and_its_module() -> None:
+    assert set(METHOD_OPTIONS) == set(METHODS)
+    assert set(TRAIN._METHODS) == set(METHODS) - {"auto"}
