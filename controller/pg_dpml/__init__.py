@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """Differentially private machine learning inside PostgreSQL."""
 
+from pg_dpml.compare import Comparison, ComparisonEntry, compare
 from pg_dpml.errors import (
     DpmlError,
     GuaranteeError,
@@ -12,27 +13,35 @@ from pg_dpml.errors import (
 from pg_dpml.evaluate import Evaluation, evaluate, predict
 from pg_dpml.methods.plan import Plan
 from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
 from pg_dpml.train import TrainResult, plan, train
+from pg_dpml.tuning import PublicScores, TuneResult, tune
 
 __all__ = [
     "Column",
+    "Comparison",
+    "ComparisonEntry",
     "DataSpec",
     "DpmlError",
     "Evaluation",
+    "Grid",
     "GuaranteeError",
     "Label",
     "Plan",
     "PrivacySpec",
+    "PublicScores",
     "Relation",
     "RunFailedError",
     "RunInterrupted",
     "SpecError",
     "TrainResult",
     "TrainSpec",
+    "TuneResult",
     "UnavailableError",
+    "compare",
     "evaluate",
     "plan",
     "predict",
     "train",
+    "tune",
 ]

@@ -159,18 +159,29 @@ class Session:
         assert len(rows) == 1
         return rows[0]
 
+    @contextmanager
+    def discarded(self) -> Iterator[None]:
+        """A part of the transaction that is undone at its end: what it made is gone, what it dropped is back.
+
+        The disk space is free at once, which a DROP would see to only when the transaction ends. An
+        exception undoes the whole transaction.
+        """
+        self.execute(sql.SQL("SAVEPOINT discarded"))
+        yield
+        self.execute(sql.SQL("ROLLBACK TO SAVEPOINT discarded"))
+        self.execute(sql.SQL("RELEASE SAVEPOINT discarded"))
+
     def copy_row(self, table: sql.Identifier, types: Sequence[str], values: Sequence[Any]) -> None:
-        """Append one row by COPY: its values are in no statement, so no log of statements has them."""
+        """Append one row by COPY: its values are in no statement, so no log of statements has them.
+
+        Arrays are of floats, as ndarray or list.
+        """
+        arrays = (list, np.ndarray)
+        row = [_Float8Array(np.asarray(v)) if isinstance(v, arrays) else v for v in values]
         command = self._escaped(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table))
         with self.driver.cursor() as cursor, cursor.copy(command) as copy:
             copy.set_types(types)
-            copy.write_row(values)
-
-    def copy_array(self, table: sql.Identifier, values: npt.NDArray[np.float64]) -> None:
-        """As `copy_row`, of one large array."""
-        command = self._escaped(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table))
-        with self.driver.cursor() as cursor, cursor.copy(command) as copy:
-            copy.write_row([_Float8Array(values)])
+            copy.write_row(row)
 
     def count(self, query: Query, failed: str) -> int:
         """Run one query that counts rows.

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: PostgreSQL
-"""The pictures of a report, as PNG bytes. Matplotlib is imported when the first one is drawn."""
+"""The pictures of a report, as bytes of a file. Matplotlib is imported when the first one is drawn."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pg_dpml.compare import Comparison, ComparisonEntry
 from pg_dpml.figures import CalibrationBin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["calibration_plot", "coefficient_plot", "confusion_plot", "roc_plot"]
+__all__ = ["calibration_plot", "coefficient_plot", "comparison_plot", "confusion_plot", "roc_plot"]
 
-BAR, NOISE, GUIDE = "#3465a4", "#f4c7a1", "#888888"
+BAR, NOISE, GUIDE, STAMP = "#3465a4", "#f4c7a1", "#888888", "#c00000"
 DPI = 150
 LONGEST_NAME = 40
 
@@ -34,11 +35,23 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+FORMATS: Mapping[str, Mapping[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""Of a file, each with what keeps time and program out of it."""
+
+
 def _png(figure: Figure) -> bytes:
+    return _file(figure, "png")
+
+
+def _file(figure: Figure, format: str) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs that the font lacks
-        figure.savefig(buffer, format="png", metadata={"Software": None})
+        figure.savefig(buffer, format=format, metadata=dict(FORMATS[format]))
     return buffer.getvalue()
 
 
@@ -126,3 +139,53 @@ def roc_plot(points: Sequence[tuple[float, float]]) -> bytes:
     axes.set_xlabel("false positive rate")
     axes.set_ylabel("true positive rate")
     return _png(figure)
+
+
+def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "png") -> bytes:
+    """Figures against epsilon, a line with error bars for each method.
+
+    Bars are one standard deviation of a split. Methods that are not private and the
+    majority class are horizontal lines.
+
+    Parameters
+    ----------
+    comparison : Comparison
+    stamp : str or None
+        A warning above the picture.
+    format : str
+        "png", "svg" or "pdf".
+    """
+    figure, axes = _canvas(7.5, 4.6)
+    unit = 100.0 if comparison.figure == "accuracy" else 1.0
+    curves: dict[str, list[ComparisonEntry]] = {}
+    for entry in comparison.entries:
+        if entry.values and entry.epsilon is not None:
+            curves.setdefault(entry.method, []).append(entry)
+        elif entry.values:
+            style = ("--", ":", "-.")[len(axes.lines) % 3]
+            label = entry.method if entry.chosen is None else f"{entry.method} (not private)"
+            axes.axhline(unit * (entry.mean or 0.0), color=GUIDE, linestyle=style, label=label)
+    for i, (method, entries) in enumerate(curves.items()):
+        axes.errorbar(
+            [entry.epsilon or 0.0 for entry in entries],
+            [unit * (entry.mean or 0.0) for entry in entries],
+            yerr=[unit * (entry.deviation or 0.0) for entry in entries],
+            label=method,
+            color=f"C{i % 10}",
+            marker="os^Dv<>P"[i % 8],
+            markersize=5,
+            capsize=3,
+            linewidth=1.5,
+        )
+    axes.set_xscale("log")
+    epsilons = sorted({entry.epsilon for entry in comparison.entries if entry.epsilon is not None})
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("epsilon")
+    axes.set_ylabel("accuracy, %" if comparison.figure == "accuracy" else "R squared")
+    axes.set_title(_label(comparison.table), parse_math=False)
+    axes.grid(axis="y", color=GUIDE, alpha=0.2)
+    figure.legend(loc="outside right center", frameon=False)
+    if stamp is not None:
+        figure.suptitle(stamp, color=STAMP, fontsize=8, fontweight="bold")
+    return _file(figure, format)

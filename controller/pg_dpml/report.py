@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Plans, runs, models and evaluations for people (text) and for programs (JSON-ready mappings)."""
+"""Plans, runs, models and figures for people (text) and for programs (JSON-ready mappings)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pg_dpml.compare import Comparison, ComparisonEntry
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
 from pg_dpml.noisy_error import NoisyError
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Model
-from pg_dpml.train import TrainResult
+from pg_dpml.train import Alternative, TrainResult
+from pg_dpml.tuning import TuneResult, setting_text
 
 __all__ = [
     "WHITENED",
     "Coefficient",
     "coefficients",
+    "comparison_headings",
+    "comparison_record",
+    "comparison_rows",
+    "comparison_stamp",
+    "comparison_text",
     "evaluation_record",
     "evaluation_text",
     "guarantee_of",
@@ -34,6 +41,8 @@ __all__ = [
     "plan_text",
     "result_record",
     "result_text",
+    "tuning_record",
+    "tuning_text",
 ]
 
 NOT_PRIVATE = "NOT PRIVATE: for comparison only; do not publish this model or its figures."
@@ -87,8 +96,8 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
     )
 
 
-def plan_record(plan: Plan) -> dict[str, Any]:
-    """A plan as a JSON-ready mapping."""
+def plan_record(plan: Plan, others: Sequence[Alternative] = ()) -> dict[str, Any]:
+    """A plan, and other methods beside it, as a JSON-ready mapping."""
     record: dict[str, Any] = {
         "method": plan.method,
         "private": plan.private,
@@ -107,11 +116,23 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         record["noise"] = noise_record(plan.noise)
     if plan.reason:
         record["reason"] = plan.reason
+    if others:
+        record["methods"] = [_alternative_record(other) for other in others]
     return record
 
 
-def plan_text(plan: Plan) -> str:
-    """A plan as a few lines of text."""
+def _alternative_record(other: Alternative) -> dict[str, Any]:
+    plan = other.plan
+    return {
+        "method": other.method,
+        "passes": None if plan is None else plan.work.passes,
+        "score_stddev": None if plan is None or plan.noise is None else plan.noise.score_stddev,
+        "refusal": other.refusal,
+    }
+
+
+def plan_text(plan: Plan, others: Sequence[Alternative] = ()) -> str:
+    """A plan, and other methods beside it, as a few lines of text."""
     loss, problem = plan.work.loss, plan.problem
     found = [
         (
@@ -131,7 +152,26 @@ def plan_text(plan: Plan) -> str:
         *(("Warning", warning) for warning in plan.warnings),
     ]
     lines = (f"{heading:<12}{text}" for heading, text in found)
-    return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines)
+    filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
+    return "\n".join([*filled, *_alternative_lines(others)])
+
+
+def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
+    if not others:
+        return []
+    rows = [("METHOD", "PASSES", "NOISE IN A SCORE")]
+    for other in others:
+        if other.plan is None or other.plan.noise is None:
+            rows.append((other.method, "-", other.refusal or ""))
+        else:
+            rows.append((other.method, f"{other.plan.work.passes}", f"{other.plan.noise.score_stddev:.3g}"))
+    return ["", "Private methods with their default options under the same guarantee", *_aligned(rows)]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, their cells in columns; a last cell may be as long as it likes."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def result_record(result: TrainResult) -> dict[str, Any]:
@@ -156,6 +196,41 @@ def result_text(result: TrainResult) -> str:
     if result.model.charge is not None:
         lines.append(f"Charged as entry {result.model.charge} of dpml.ledger.")
     return "\n".join(lines) + "\n" + plan_text(result.plan)
+
+
+def tuning_record(result: TuneResult) -> dict[str, Any]:
+    """A tuning run as a JSON-ready mapping."""
+    record = result_record(result.trained) | {
+        "candidates": [dict(setting) for setting in result.grid.settings],
+        "chosen": dict(result.grid.settings[result.chosen]),
+        "n_rows": result.n_rows,
+    }
+    if result.public is None:
+        return record | {"portions": list(result.sizes)}
+    return record | {"public": asdict(result.public)}
+
+
+def tuning_text(result: TuneResult) -> str:
+    """A tuning run as a few lines of text."""
+    public = result.public
+    if public is None:
+        how = (
+            f"Tuned privately on {result.n_rows:,} rows: each candidate was trained on about "
+            f"{result.sizes[-1]:,} of its own and scored on {result.sizes[-1]:,} others, and one was chosen "
+            "at random, the better the likelier. The guarantee below covers all of it. No score is kept."
+        )
+        scores = [""] * len(result.grid.settings)
+    else:
+        how = (
+            f"Tuned on {public.table}, whose rows are public by your word, at no cost: each candidate was "
+            f"trained on {public.n_trained:,} rows of it and scored on {public.n_scored:,}. The best was "
+            "then trained on all private rows."
+        )
+        scores = [f"{error:>12,.6g} errors  " for error in public.errors]
+    lines = [textwrap.fill(how, 100), "Candidates"]
+    for i, (setting, score) in enumerate(zip(result.grid.settings, scores, strict=True)):
+        lines.append(f"{'*' if i == result.chosen else ' ':>3} {score}{setting_text(setting)}")
+    return "\n".join([*lines, "", result_text(result.trained)])
 
 
 def evaluation_record(evaluation: Evaluation) -> dict[str, Any]:
@@ -312,6 +387,11 @@ def model_text(model: Model) -> str:
         + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
         f"Guarantee   {guarantee_text(guarantee_of(model))}",
     ]
+    if "tuning" in training:
+        tuning = training["tuning"]
+        where = f"on public table {tuning['public_table']}" if "public_table" in tuning else "privately"
+        chosen = f"{setting_text(tuning['chosen'])}, of {len(tuning['candidates'])} candidates"
+        lines.insert(2, f"Tuned       {where}: {chosen}")
     if model.classes is not None:
         lines.insert(1, f"Classes     {', '.join(model.classes)}")
     if model.whitening is not None:
@@ -372,7 +452,97 @@ def models_text(models: Sequence[Model]) -> str:
             privacy = (f"{guarantee.epsilon:g}", f"{guarantee.delta:.3g}")
         origin = (str(model.training.get("dataset")), f"{model.training.get('n_rows', 0):,}")
         rows.append((model.name, model.task, model.method, *privacy, *origin, _moment(model)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    return "\n".join(_aligned(rows))
+
+
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as a JSON-ready mapping; figures are shares of 1."""
+    record = {
+        "table": comparison.table,
+        "task": comparison.task,
+        "mode": comparison.mode,
+        "figure": comparison.figure,
+        "n_train": comparison.n_train,
+        "n_test": comparison.n_test,
+        "unit": comparison.unit,
+        "delta": comparison.delta,
+        "relation": comparison.relation.value,
+        "results": [
+            {
+                "data": comparison.table,
+                "method": entry.method,
+                "chosen": entry.chosen,
+                "epsilon": entry.epsilon,
+                "mean": entry.mean,
+                "sd": entry.deviation,
+                "runs": len(entry.values),
+                "values": list(entry.values),
+                "noise": entry.noise,
+                "passes": entry.passes,
+                "seconds": None if entry.seconds is None else round(entry.seconds, 3),
+                "refusal": entry.refusal,
+            }
+            for entry in comparison.entries
+        ],
+    }
+    stamp = comparison_stamp(comparison)
+    return record if stamp is None else {"not_private": [stamp]} | record
+
+
+def comparison_stamp(comparison: Comparison) -> str | None:
+    """Why a comparison must not be published, if it must not."""
+    return None if comparison.mode == "public" else OWNER_ONLY
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """A comparison as a table, a line for every method and epsilon."""
+    stamp = comparison_stamp(comparison)
+    lines = [] if stamp is None else [stamp]
+    lines += [textwrap.fill(heading, 100) for heading in comparison_headings(comparison)]
+    return "\n".join([*lines, "", *_aligned([COMPARISON_HEAD, *comparison_rows(comparison)])])
+
+
+COMPARISON_HEAD = ("METHOD", "EPSILON", "MEAN", "SD", "NOISE", "PASSES", "SECONDS")
+
+
+def comparison_headings(comparison: Comparison) -> tuple[str, str]:
+    """What was measured, and how to read the columns of `comparison_rows`."""
+    figure = "R squared" if comparison.figure == "r_squared" else "Accuracy"
+    unit = "rows" if comparison.unit is None else f"values of {comparison.unit}"
+    splits = "1 random split" if comparison.splits == 1 else f"{comparison.splits} random splits"
+    return (
+        f"{figure} on {comparison.table}: {splits}, {comparison.n_train:,} {unit} to train on and "
+        f"{comparison.n_test:,} to measure; delta = {comparison.delta:.3g}, {comparison.relation.value}.",
+        "SD is that of one split, its noise included. NOISE is the standard deviation of the noise in the "
+        "score of a row of norm 1; PASSES and SECONDS are those of training, their means.",
+    )
+
+
+def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Cells below `COMPARISON_HEAD`."""
+    return [_comparison_row(entry, comparison.figure) for entry in comparison.entries]
+
+
+def _comparison_row(entry: ComparisonEntry, figure: str) -> tuple[str, ...]:
+    method = entry.method if entry.chosen in (None, entry.method) else f"{entry.method} ({entry.chosen})"
+    epsilon = "not private" if entry.epsilon is None else f"{entry.epsilon:g}"
+    if entry.mean is None:
+        return (method, epsilon, "-", "-", "-", "-", f"refused: {entry.refusal}")
+
+    def share(value: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{value:.2%}" if figure == "accuracy" else f"{value:.4f}"
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    return (
+        method,
+        epsilon,
+        share(entry.mean),
+        share(entry.deviation),
+        number(entry.noise, ".3g"),
+        number(entry.passes, ".3g"),
+        number(entry.seconds, ".2f"),
     )

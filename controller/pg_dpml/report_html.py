@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""A model's report as one HTML file: nothing is loaded from elsewhere, and every name is escaped."""
+"""A model's report or a comparison as one HTML file: it loads nothing, and every name is escaped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ from html import escape
 from typing import Any
 
 from pg_dpml import plots
+from pg_dpml.compare import Comparison
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Charge, Model
-from pg_dpml.report import NOT_PRIVATE, WHITENED, Coefficient, coefficients, guarantee_of, unit_text
+from pg_dpml.report import (
+    COMPARISON_HEAD,
+    NOT_PRIVATE,
+    WHITENED,
+    Coefficient,
+    coefficients,
+    comparison_headings,
+    comparison_rows,
+    comparison_stamp,
+    guarantee_of,
+    unit_text,
+)
 
-__all__ = ["model_html", "posterior"]
+__all__ = ["comparison_html", "model_html", "posterior"]
 
 SHOWN = 40
 """Coefficients in the picture and the table."""
@@ -81,6 +93,31 @@ def model_html(
         _spending(model, charges),
         _provenance(model, versions),
     ]
+    return _page(title, sections)
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """A comparison: the stamp of private rows, the figures against epsilon, and a table of them."""
+    title = f"Methods on {comparison.table}"
+    stamp = comparison_stamp(comparison)
+    what, columns = comparison_headings(comparison)
+    picture = _picture(
+        plots.comparison_plot(comparison, stamp),
+        "Mean of the splits against epsilon; bars are one standard deviation of a split",
+    )
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        "" if stamp is None else f'<p class="stamp">{escape(stamp)}</p>',
+        f"<p>{escape(what)}</p>",
+        picture,
+        _table(comparison_rows(comparison), [head.capitalize() for head in COMPARISON_HEAD], range(2, 7)),
+        f'<p class="note">{escape(columns)}</p>',
+    ]
+    return _page(title, sections)
+
+
+def _page(title: str, sections: Iterable[str]) -> str:
+    """A document that loads nothing; sections are HTML, and empty ones are left out."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql, verbatim
 from pg_dpml.errors import GuaranteeError, SpecError
@@ -16,13 +16,17 @@ from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, Column, DataSpec, Label
 
 __all__ = [
     "PackedRows",
+    "Shuffled",
     "Source",
     "count_units",
+    "create_blocks",
+    "fill",
     "from_clause",
     "pack",
     "record_of",
     "repack",
     "resolve",
+    "shuffled",
     "unit_fits_block",
     "whiten",
 ]
@@ -69,10 +73,20 @@ class Source:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The run's private copy of the encoded rows, in one random order."""
+    """The run's private copy of the encoded rows, in one random order.
+
+    Attributes
+    ----------
+    blocks : sql.Identifier
+        Their table.
+    n_blocks : int
+    whole : bool
+        False for a portion of the table's rows.
+    """
 
     blocks: sql.Identifier
     n_blocks: int
+    whole: bool = True
 
 
 def resolve(session: Session, data: DataSpec) -> Source:
@@ -347,7 +361,19 @@ def count_units(session: Session, source: Source) -> int:
 _ANY_ORDER = sql.SQL("pg_catalog.random()")
 
 
-def _create_blocks(session: Session, source: Source) -> sql.Identifier:
+class Shuffled(NamedTuple):
+    """Encoded rows and the random order they are to be read in; Source: privacy/README.md, "Randomness"."""
+
+    encoded: sql.Composable
+    """SELECT of the column `row`, and of what the rest speaks of as columns of e."""
+    order: sql.Composable
+    """ORDER BY list."""
+    starts: sql.Composable
+    """Condition: in that order, the row is the first of its unit of privacy."""
+    parameters: Mapping[str, Any]
+
+
+def create_blocks(session: Session, source: Source) -> sql.Identifier:
     """An empty table for blocks, of a random name, that only the current role can read."""
     blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
     in_page = _block_bytes(source) == BLOCK_PAGE_BYTES
@@ -388,7 +414,7 @@ def unit_fits_block(max_rows_per_unit: int, n_features: int) -> bool:
     return BLOCK_HEADER_BYTES + max_rows_per_unit * (5 + 4 * n_features) <= LARGEST_BLOCK_BYTES
 
 
-def _fill(
+def fill(
     session: Session,
     source: Source,
     encoded: sql.Composable,
@@ -396,7 +422,7 @@ def _fill(
     parameters: Mapping[str, Any],
 ) -> PackedRows:
     """Sort encoded rows into a random order and pack them into numbered blocks, in physical order."""
-    blocks = _create_blocks(session, source)
+    blocks = create_blocks(session, source)
     statement = sql.SQL(
         "INSERT INTO {blocks} (block_no, block) "
         "SELECT (pg_catalog.row_number() OVER () - 1)::integer, p.block "
@@ -408,8 +434,8 @@ def _fill(
     return PackedRows(blocks, session.execute(statement, parameters))
 
 
-def pack(session: Session, source: Source) -> PackedRows:
-    """Encode every row, put the rows in a fresh random order, and pack them.
+def shuffled(source: Source) -> Shuffled:
+    """Every row encoded, in a fresh random order.
 
     Notes
     -----
@@ -421,7 +447,7 @@ def pack(session: Session, source: Source) -> PackedRows:
     parameters = {"encoder": json_parameter(source.encoder)}
     if source.unit is None:
         encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
-        return _fill(session, source, encoded + from_clause(source), _ANY_ORDER, parameters)
+        return Shuffled(encoded + from_clause(source), _ANY_ORDER, sql.SQL("true"), parameters)
     keyed = sql.SQL(
         "SELECT {record} AS record, {unit} AS unit, pg_catalog.random() AS key, pg_catalog.random() AS tie "
     ).format(record=record, unit=sql.Identifier("t", source.unit))
@@ -433,7 +459,18 @@ def pack(session: Session, source: Source) -> PackedRows:
         "FROM ({keyed} OFFSET 0) AS k WINDOW own AS (PARTITION BY k.unit ORDER BY k.tie)) AS u "
         "WHERE u.unit IS NULL OR u.place <= {most}"
     ).format(keyed=keyed + from_clause(source), most=sql.Literal(source.max_rows_per_unit))
-    return _fill(session, source, encoded, sql.SQL("e.key, e.unit, e.place"), parameters)
+    return Shuffled(
+        encoded,
+        sql.SQL("e.key, e.unit, e.place"),
+        sql.SQL("(e.unit IS NULL OR e.place = 1)"),
+        parameters,
+    )
+
+
+def pack(session: Session, source: Source) -> PackedRows:
+    """Encode every row, put the rows in a fresh random order, and pack them."""
+    rows = shuffled(source)
+    return fill(session, source, rows.encoded, rows.order, rows.parameters)
 
 
 def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
@@ -441,11 +478,13 @@ def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
 
     Without units the packed rows are shuffled again. With units they are read
     again from the table, in the run's own snapshot, because blocks do not
-    keep which rows belong together.
+    keep which rows belong together; so a portion of the units has one order.
     """
+    if source.unit is not None and not packed.whole:
+        raise ValueError("a portion of units cannot be packed again")
     if source.unit is None:
         encoded = sql.SQL("SELECT r.row FROM {} AS b, dpml.rows(b.block) AS r(row)").format(packed.blocks)
-        again = _fill(session, source, encoded, _ANY_ORDER, {})
+        again = replace(fill(session, source, encoded, _ANY_ORDER, {}), whole=packed.whole)
     else:
         again = pack(session, source)
     session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
@@ -460,7 +499,7 @@ def whiten(
     `matrix` is a table of one row and one column, P as `float8[]`, row by row.
     Source: privacy/README.md, "Whitened gradients".
     """
-    blocks = _create_blocks(session, source)
+    blocks = create_blocks(session, source)
     statement = sql.SQL(
         "INSERT INTO {blocks} (block_no, block) "
         "SELECT b.block_no, dpml.whiten(b.block, (TABLE {matrix}), %(norm)s) FROM {old} AS b"

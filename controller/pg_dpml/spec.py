@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["FILL_IN", "Column", "DataSpec", "Label", "PrivacySpec", "TrainSpec"]
+__all__ = ["FILL_IN", "Column", "DataSpec", "Grid", "Label", "PrivacySpec", "TrainSpec"]
 
 FILL_IN = "FILL IN"
 """What a template has where only a person knows."""
@@ -36,6 +37,7 @@ MAX_ROWS_PER_UNIT = 10**6
 LONGEST_LEVEL = 10_000
 """Bytes of the longest level or class; longer text in a row is none of them."""
 AVERAGES = ("none", "all", "tail")
+MAX_CANDIDATES = 64
 
 _SGD_OPTIONS = (
     *("loss", "huber_h", "clip", "passes", "batch_size", "lambda_", "schedule", "step_size", "exponent"),
@@ -147,6 +149,16 @@ def _table(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} must be a table of keys, not {value!r}")
     return value
+
+
+def _read_toml(path: str | Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} is not a TOML file: {error}") from error
 
 
 def _left_open(value: object, place: str) -> Iterator[str]:
@@ -428,13 +440,7 @@ class DataSpec:
         SpecError
             If the file is missing, is not TOML, or has a bad key.
         """
-        try:
-            with open(path, "rb") as file:
-                document = tomllib.load(file)
-        except OSError as error:
-            raise SpecError(f"{path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path} is not a TOML file: {error}") from error
+        document = _read_toml(path)
         missing = list(_left_open(document, ""))
         if missing:
             raise SpecError(f"{path}: fill in {', '.join(missing)}")
@@ -581,3 +587,80 @@ class TrainSpec:
         value = _number(getattr(self, key), key)
         if value is None or value <= 0.0:
             raise SpecError(f"{key} must be in (0, inf), not {value!r}")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Candidates to tune over: every combination of the values listed.
+
+    Attributes
+    ----------
+    values : mapping or sequence of mappings
+        Training options, named as in `TrainSpec` but `lambda`, each with a list of values. Several mappings
+        are several grids, whose candidates are all tried.
+    training : TrainSpec
+        Options that all candidates share.
+    settings : tuple of mapping
+        What tells each candidate from the others.
+    candidates : tuple of TrainSpec
+        2 to 64 different ones.
+    """
+
+    values: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
+    training: TrainSpec = TrainSpec()
+    settings: tuple[Mapping[str, Any], ...] = field(init=False)
+    candidates: tuple[TrainSpec, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.training, TrainSpec):
+            raise SpecError(f"training must be a TrainSpec, not {self.training!r}")
+        grids = [self.values] if isinstance(self.values, Mapping) else self.values
+        if isinstance(grids, str) or not isinstance(grids, Sequence):
+            raise SpecError(f"grid must be a table of lists, not {grids!r}")
+        settings = [setting for grid in grids for setting in _combinations(grid)]
+        candidates = [replace(self.training, **_train_options(setting, "grid")) for setting in settings]
+        if not 2 <= len(candidates) <= MAX_CANDIDATES:
+            raise SpecError(
+                f"grid must have 2 to {MAX_CANDIDATES} candidates, not {len(candidates)}: for one, dpml train"
+            )
+        for i, candidate in enumerate(candidates):
+            if candidate in candidates[:i]:
+                raise SpecError(f"grid has the same candidate twice: {settings[i]}")
+        object.__setattr__(self, "settings", tuple(settings))
+        object.__setattr__(self, "candidates", tuple(candidates))
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Grid:
+        """The grid of a parsed TOML document: `grid`, and `training` for what is fixed."""
+        _known(given, ("grid", "training"), "grid file")
+        if "grid" not in given:
+            raise SpecError("grid file: give a [grid] table, such as lambda = [0.0, 1e-4, 1e-3]")
+        fixed = _table(given.get("training", {}), "[training]")
+        return cls(given["grid"], TrainSpec(**_train_options(fixed, "[training]")))
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Grid:
+        """Read a grid file.
+
+        Raises
+        ------
+        SpecError
+            If the file is missing, is not TOML, or has a bad key.
+        """
+        return cls.from_mapping(_read_toml(path))
+
+
+def _combinations(grid: object) -> list[dict[str, Any]]:
+    """Every choice of one value from each list."""
+    lists = _table(grid, "grid")
+    for key, values in lists.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise SpecError(f"grid: {key} must be a list of values, not {values!r}")
+    return [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
+
+
+def _train_options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Options as TrainSpec names them; lambda is a word of Python."""
+    names = {f.name.rstrip("_"): f.name for f in fields(TrainSpec)}
+    _known(given, list(names), where)
+    return {names[key]: value for key, value in given.items()}

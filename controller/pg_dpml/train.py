@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,15 +15,31 @@ import sqlalchemy as sa
 from pg_dpml import registry
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
-from pg_dpml.errors import RunFailedError, SpecError
+from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
 from pg_dpml.maintenance import versions
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
-from pg_dpml.methods.plan import Plan, Problem, noise_record
+from pg_dpml.methods.plan import Guarantee, Plan, Problem, noise_record
 from pg_dpml.rows import Source, count_units, pack, resolve
-from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
+from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
 
-__all__ = ["Progress", "TrainResult", "plan", "run_method", "train"]
+__all__ = [
+    "Alternative",
+    "Progress",
+    "TrainResult",
+    "alternative",
+    "alternatives",
+    "decide",
+    "plan",
+    "plan_problem",
+    "problem_of",
+    "released_model",
+    "run_method",
+    "spent_text",
+    "start_run",
+    "train",
+    "train_model",
+]
 
 _METHODS: Mapping[str, Method] = {
     "whitened-dp-gd": full_batch,
@@ -91,7 +108,7 @@ def plan(
     """
     with Database(source, insecure=insecure).session() as session:
         resolved = resolve(session, data)
-        return _plan(resolved, count_units(session, resolved), data, privacy, training or TrainSpec())
+        return decide(resolved, count_units(session, resolved), data, privacy, training or TrainSpec())
 
 
 def train(
@@ -147,31 +164,54 @@ def train(
     ends, however it ends.
     Source: privacy/README.md, "Order of a run".
     """
-    started = time.monotonic()
-    training = training or TrainSpec()
     database = Database(source, insecure=insecure)
+    return train_model(database, data, privacy, training or TrainSpec(), name=name, progress=progress)
+
+
+def train_model(
+    database: Database,
+    data: DataSpec,
+    privacy: PrivacySpec | None,
+    training: TrainSpec,
+    *,
+    name: str,
+    progress: Progress | None,
+    tuning: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """As `train`; `tuning` is stored with the model and says how its settings were chosen."""
+    started = time.monotonic()
     with database.session() as session:
         resolved = resolve(session, data)
         n_rows = count_units(session, resolved)
-        decided = _plan(resolved, n_rows, data, privacy, training)
+        decided = decide(resolved, n_rows, data, privacy, training)
         registry.require_new_name(session, name)
         charge = _charge(session, resolved, decided, name)
     model, passes = run_charged(
         database,
-        lambda session: _run(session, resolved, decided, data, name, charge, progress),
+        lambda session: _run(session, resolved, decided, data, name, charge, progress, tuning),
         charged=charge is not None,
         failed="the run failed on the server and no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
-        spent=_spent(decided, charge),
+        spent=spent_text(decided.guarantee, charge),
     )
     return TrainResult(model, decided, passes, time.monotonic() - started)
 
 
-def _plan(
+def decide(
     source: Source, n_rows: int, data: DataSpec, privacy: PrivacySpec | None, training: TrainSpec
 ) -> Plan:
+    """The plan of a run on n_rows units of a resolved table."""
+    return plan_problem(problem_of(source, n_rows, data), privacy, training)
+
+
+def problem_of(source: Source, n_rows: int, data: DataSpec) -> Problem:
+    """The public numbers of a resolved table of n_rows units."""
     outputs = len(data.label.classes) if data.label.classes is not None else 1
-    problem = Problem(n_rows, source.n_features, outputs, data.label.task, data.unit, data.max_rows_per_unit)
+    return Problem(n_rows, source.n_features, outputs, data.label.task, data.unit, data.max_rows_per_unit)
+
+
+def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
+    """Decide a run from public numbers alone; see `plan`."""
     if training.method in NOT_PRIVATE_METHODS and privacy is not None:
         raise SpecError(f"method {training.method} is not private: leave epsilon and delta out")
     if training.method not in NOT_PRIVATE_METHODS and privacy is None:
@@ -180,6 +220,38 @@ def _plan(
         assert privacy is not None
         return auto.plan(problem, privacy, training)
     return _METHODS[training.method].plan(problem, privacy, training)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What a method would do with its default options.
+
+    Attributes
+    ----------
+    method : str
+    plan : Plan or None
+        None where the method refuses.
+    refusal : str or None
+        Why it does, in a few words.
+    """
+
+    method: str
+    plan: Plan | None
+    refusal: str | None = None
+
+
+def alternative(problem: Problem, privacy: PrivacySpec | None, method: str) -> Alternative:
+    """A method's plan, or its refusal, from public numbers alone."""
+    try:
+        return Alternative(method, plan_problem(problem, privacy, TrainSpec(method=method)))
+    except (SpecError, GuaranteeError) as error:
+        return Alternative(method, None, re.split(r"[:;] ", str(error))[0])
+
+
+def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, ...]:
+    """Every private method but `auto`, which chooses one of them."""
+    methods = (method for method in METHODS if method not in ("auto", *NOT_PRIVATE_METHODS))
+    return tuple(alternative(problem, privacy, method) for method in methods)
 
 
 def _charge(session: Session, source: Source, decided: Plan, name: str) -> int | None:
@@ -199,11 +271,12 @@ def _charge(session: Session, source: Source, decided: Plan, name: str) -> int |
     )
 
 
-def _spent(decided: Plan, charge: int | None) -> str:
-    if decided.guarantee is None:
+def spent_text(guarantee: Guarantee | None, charge: int | None) -> str:
+    """What a run that failed leaves in the ledger."""
+    if guarantee is None:
         return "nothing was charged"
     return (
-        f"epsilon = {decided.guarantee.epsilon:g}, delta = {decided.guarantee.delta:.3g} "
+        f"epsilon = {guarantee.epsilon:g}, delta = {guarantee.delta:.3g} "
         f"stay charged (entry {charge} of dpml.ledger)"
     )
 
@@ -216,21 +289,43 @@ def _run(
     name: str,
     charge: int | None,
     progress: Progress | None,
+    tuning: Mapping[str, Any] | None,
 ) -> tuple[registry.Model, int]:
     """Pack, pass, release and store, in one transaction."""
     report = progress or (lambda phase, done, total: None)
+    report("pack", 0, 1)
+    start_run(session, source, decided.problem.n_rows)
+    packed = pack(session, source)
+    report("pack", 1, 1)
+    result = run_method(Job(session, source, decided, packed, report))
+    model = released_model(session, source, decided, data, name, charge, result, tuning)
+    registry.store_model(session, model)
+    return model, result.passes
+
+
+def start_run(session: Session, source: Source, n_rows: int) -> None:
+    """Settings of a run's transaction, and a last look at the number of units before a row is read."""
     for setting in (
         "synchronize_seqscans",
         "jit",
     ):  # blocks must arrive in order; passes are too short for jit
         session.execute(sql.SQL("SET LOCAL {} = off").format(sql.Identifier(setting)))
-    report("pack", 0, 1)
-    if count_units(session, source) != decided.problem.n_rows:
+    if count_units(session, source) != n_rows:
         raise RunFailedError("the number of rows changed between the charge and the run, and no row was read")
-    packed = pack(session, source)
-    report("pack", 1, 1)
-    result = run_method(Job(session, source, decided, packed, report))
-    model = registry.Model(
+
+
+def released_model(
+    session: Session,
+    source: Source,
+    decided: Plan,
+    data: DataSpec,
+    name: str,
+    charge: int | None,
+    result: Result,
+    tuning: Mapping[str, Any] | None = None,
+) -> registry.Model:
+    """What is stored of a run."""
+    return registry.Model(
         name=name,
         method=decided.method,
         private=decided.private,
@@ -250,11 +345,10 @@ def _run(
             "features": list(source.feature_names),
             "versions": versions(session),
         }
-        | decided.work.record(decided.problem.n_rows),
+        | decided.work.record(decided.problem.n_rows)
+        | ({} if tuning is None else {"tuning": dict(tuning)}),
         charge=charge,
     )
-    registry.store_model(session, model)
-    return model, result.passes
 
 
 def _privacy_record(decided: Plan) -> dict[str, Any]:

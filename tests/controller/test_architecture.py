@@ -28,7 +28,7 @@ ORDER = [
     ("_kernels",),
     ("kernels",),
     ("replay",),
-    ("privacy.mechanisms",),
+    ("privacy.mechanisms", "privacy.selection"),
     ("privacy.composed",),
     ("tables.constraints",),
     ("database",),
@@ -37,6 +37,7 @@ ORDER = [
     ("maintenance",),
     ("tables.template",),
     ("rows",),
+    ("portions",),
     ("methods.plan",),
     ("methods.job",),
     ("methods.sgd",),
@@ -44,6 +45,9 @@ ORDER = [
     ("methods.auto",),
     ("charged",),
     ("train",),
+    ("scoring",),
+    ("tuning",),
+    ("compare",),
     ("figures",),
     ("noisy_error",),
     ("evaluate",),
@@ -132,7 +136,19 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
         ("matplotlib", {"plots"}),
         ("typer", {"cli.framework", "cli.models", "cli.tables", "cli.training"}),
         ("rich", {"cli.framework"}),
-        ("sqlalchemy", {"database", "tables.inspection", "registry", "train", "evaluate", "tables.checks"}),
+        (
+            "sqlalchemy",
+            {
+                "database",
+                "tables.inspection",
+                "registry",
+                "train",
+                "tuning",
+                "compare",
+                "evaluate",
+                "tables.checks",
+            },
+        ),
     ],
 )
 def test_a_library_has_one_door(library: str, users: set[str]) -> None:
@@ -164,24 +180,31 @@ def test_random_numbers_come_from_the_operating_system() -> None:
 
 PUBLIC = [
     "Column",
+    "Comparison",
+    "ComparisonEntry",
     "DataSpec",
     "DpmlError",
     "Evaluation",
+    "Grid",
     "GuaranteeError",
     "Label",
     "Plan",
     "PrivacySpec",
+    "PublicScores",
     "Relation",
     "RunFailedError",
     "RunInterrupted",
     "SpecError",
     "TrainResult",
     "TrainSpec",
+    "TuneResult",
     "UnavailableError",
+    "compare",
     "evaluate",
     "plan",
     "predict",
     "train",
+    "tune",
 ]
 
 
@@ -217,7 +240,7 @@ COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined
 
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
-        *("inspect", "check", "plan", "train", "evaluate", "predict", "demo"),
+        *("inspect", "check", "plan", "train", "tune", "compare", "evaluate", "predict", "demo"),
         *("models", "show", "report", "export", "drop", "doctor", "cleanup"),
     }
 

@@ -154,6 +154,7 @@ def parsed(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_json(dpml: Dpml, spec: str, connection: psycopg.Connection) -> None:
     options = ("--epsilon", "0.5", "--delta", "0", "--relation", "add_remove", "--format", "json")
     planned = parsed(dpml("plan", spec, *options))
+    assert "bolt-on" in [method["method"] for method in planned.pop("methods")]
     assert (planned["epsilon"], planned["relation"], planned["n_rows"]) == (0.5, "add_remove", N)
     assert planned["noise"]["kind"] == "k-norm"
 
@@ -170,6 +171,42 @@ def test_json(dpml: Dpml, spec: str, connection: psycopg.Connection) -> None:
     into = ("--id", "id", "--into", "predictions", "--format", "json")
     assert parsed(dpml("predict", "m", "--table", "people", *into)) == {"table": "predictions", "rows": N}
     connection.execute("DROP TABLE predictions")
+
+
+def test_tuning(dpml: Dpml, spec: str, tmp_path: Path, connection: psycopg.Connection) -> None:
+    grid = tmp_path / "tune.toml"
+    grid.write_text("[grid]\nlambda = [0.01, 0.0]\n[training]\npasses = 2\n", encoding="utf-8")
+    options = ("--grid", str(grid), "--epsilon", "60")
+    tuned = dpml("tune", spec, *options, "--name", "m")
+    assert (tuned.returncode, tuned.stderr) == (0, "")
+    assert tuned.stdout.count("\n  * lambda = ") == 1
+    assert "Tuned privately on 300 rows" in tuned.stdout
+    assert "100 rows" in tuned.stdout
+    assert "errors  " not in tuned.stdout
+    assert "Tuned       privately: lambda = " in dpml("show", "m").stdout
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
+
+    public = ("--public-table", "people", "--name", "m2")
+    tuned = dpml("tune", spec, *options, *public)
+    assert "Tuned on public.people, whose rows are public by your word, at no cost" in tuned.stdout
+    assert tuned.stdout.count("errors  lambda = ") == 2
+    record = parsed(dpml("tune", spec, *options, "--name", "m3", "--format", "json"))
+    assert record["chosen"] in record["candidates"] == [{"lambda": 0.01}, {"lambda": 0.0}]
+    assert (record["n_rows"], record["portions"]) == (N, [100] * 3)
+    assert record["plan"]["n_rows"] == 100
+    assert record["charge"] == scalar(connection, "SELECT max(id) FROM dpml.ledger")
+    record = parsed(
+        dpml("tune", spec, *options, "--public-table", "people", "--name", "m4", "--format", "json")
+    )
+    assert (record["public"]["n_trained"], record["public"]["n_scored"]) == (200, 100)
+    assert "of 2 candidates" in dpml("show", "m4").stdout
+
+    refused = dpml("tune", spec, "--grid", str(tmp_path / "none.toml"), "--epsilon", "1", "--name", "m5")
+    assert refused.returncode == 2
+    assert "none.toml" in one_line(refused)
+    refused = dpml("tune", spec, "--grid", str(grid), "--name", "m5")
+    assert refused.returncode == 2
+    assert "needs epsilon" in one_line(refused)
 
 
 def test_not_private_is_said_everywhere(dpml: Dpml, spec: str) -> None:
@@ -318,10 +355,56 @@ def test_connection_variables(database: str, environment: dict[str, str], spec: 
     assert (result.returncode, result.stderr) == (0, "")
 
 
+PLACES = {"pack": "encode", "passes": "sgd_epoch"}
+"""What the server is doing when a run is stopped."""
+
+
+def stopped(
+    connection: psycopg.Connection,
+    environment: dict[str, str],
+    command: list[str],
+    wanted: str,
+    sent: signal.Signals,
+    code: int,
+) -> str:
+    """The one line of a command that is sent a signal once the server fills a work table by `wanted`."""
+    running = subprocess.Popen(
+        [*COMMAND, *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    busy = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dpml' AND query LIKE %s "
+        "AND datname = current_database()"
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not scalar(connection, busy, f'%INSERT INTO "dpml_work"%{wanted}%'):
+            assert running.poll() is None, running.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        running.send_signal(sent)
+        sent_at = time.monotonic()
+        out, err = running.communicate(timeout=30)
+        assert time.monotonic() - sent_at < 10.0  # the statement was cancelled, not waited for
+    finally:
+        running.kill()
+    assert running.returncode == code, err
+    assert out == ""
+    deadline = time.monotonic() + 5
+    while scalar(connection, busy, "%") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert scalar(connection, busy, "%") == 0
+    (line,) = err.splitlines()
+    return str(line)
+
+
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )
-@pytest.mark.parametrize("place", ["pack", "passes"])
+@pytest.mark.parametrize("place", PLACES)
 def test_interrupts(
     database: str,
     environment: dict[str, str],
@@ -334,42 +417,22 @@ def test_interrupts(
 ) -> None:
     """Stopped inside one long statement, and between many short ones."""
     long_run = [slow_spec] if place == "pack" else [spec, "--passes", "100000", "--batch-size", "300"]
-    running = subprocess.Popen(
-        [*COMMAND, "train", *long_run, "--epsilon", "1", "--name", "m", "--dsn", database],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wanted = '%INSERT INTO "dpml_work"%' + ("dpml.encode" if place == "pack" else "dpml.sgd_epoch") + "%"
-        busy = (
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dpml' AND query LIKE %s "
-            "AND datname = current_database()"
-        )
-        deadline = time.monotonic() + 60
-        while not scalar(connection, busy, wanted):
-            assert running.poll() is None, running.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        running.send_signal(sent)
-        stopped = time.monotonic()
-        out, err = running.communicate(timeout=30)
-        assert time.monotonic() - stopped < 10.0  # the statement was cancelled, not waited for
-    finally:
-        running.kill()
-    assert running.returncode == code, err
-    assert out == ""
-    (line,) = err.splitlines()
+    command = ["train", *long_run, "--epsilon", "1", "--name", "m", "--dsn", database]
+    line = stopped(connection, environment, command, f"dpml.{PLACES[place]}", sent, code)
     assert "interrupted" in line
     assert "epsilon = 1" in line
     assert "stay charged" in line
     assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
-    deadline = time.monotonic() + 5
-    while scalar(connection, busy, "%") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert scalar(connection, busy, "%") == 0
+
+
+def test_an_interrupted_comparison_leaves_nothing(
+    database: str, environment: dict[str, str], connection: psycopg.Connection, slow_spec: str
+) -> None:
+    command = ["compare", slow_spec, "--owner", "--dsn", database]
+    line = stopped(connection, environment, command, "dpml.encode", signal.SIGINT, 130)
+    assert line == "dpml: interrupted"
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
 
 
 def in_a_terminal(command: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
@@ -418,7 +481,7 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(
     assert "a model called m exists" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("command", [(), ("plan",), ("train",), ("evaluate",), ("predict",), ("demo",)])
+@pytest.mark.parametrize("command", [(), ("plan",), ("train",), ("compare",), ("evaluate",), ("demo",)])
 def test_help(environment: dict[str, str], command: tuple[str, ...]) -> None:
     result = subprocess.run(
         [*COMMAND, *command, "--help"],

@@ -38,6 +38,7 @@ TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
 TEST_PLAN = "tests/controller/test_plan.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
 TEST_REPLAY = "tests/privacy/test_replay.py"
+TEST_SELECTION = "tests/privacy/test_selection.py"
 TEST_SCORES = "tests/controller/test_scores.py"
 
 MUTANTS = [
@@ -61,6 +62,20 @@ MUTANTS = [
         "scale, kind = knorm_scale(sensitivity, epsilon)",
         "scale, kind = knorm_scale(sensitivity, 2.0 * epsilon)",
         f"{TEST_SCORES}::test_guarantee",
+    ),
+    Mutant(
+        "errors-taken-to-move-one-way",
+        "controller/pg_dpml/privacy/selection.py",
+        "(2 if relation is Relation.REPLACE_ONE else 1) * most",
+        "1 * most",
+        f"{TEST_SELECTION}::test_the_spread_makes_it_private",
+    ),
+    Mutant(
+        "choice-too-sure",
+        "controller/pg_dpml/privacy/selection.py",
+        "rate = Fraction(epsilon) / spread",
+        "rate = 2 * Fraction(epsilon) / spread",
+        f"{TEST_SELECTION}::test_it_is_the_exponential_mechanism",
     ),
     Mutant(
         "scaled-textbook-instead-of-mu",

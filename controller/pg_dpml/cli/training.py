@@ -12,9 +12,13 @@ from typing import Annotated
 import typer
 
 import pg_dpml
-from pg_dpml import report
+from pg_dpml import plots, report
 from pg_dpml.cli.framework import ModelName, Output, OutputFormat, Spec, Table, command, progress_bar
+from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
+from pg_dpml.report_html import comparison_html
+from pg_dpml.spec import METHODS
+from pg_dpml.train import alternatives
 
 _KEEP = """
 The server runs until you press Ctrl-C. In another terminal, and then as README.md, "Five minutes", goes on:
@@ -34,10 +38,11 @@ Next: scripts/demo --epsilon 0.1     a stronger guarantee
 def plan(
     spec: Spec, privacy: pg_dpml.PrivacySpec | None, training: pg_dpml.TrainSpec, output: Output
 ) -> None:
-    """Show the guarantee, noise and passes of a run. Reads no row, only their number."""
+    """Show a run's guarantee, noise and passes, other methods beside it; reads only the number of rows."""
     data = pg_dpml.DataSpec.from_toml(spec)
     decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
-    output.print(report.plan_text(decided), report.plan_record(decided))
+    others = () if privacy is None else alternatives(decided.problem, privacy)
+    output.print(report.plan_text(decided, others), report.plan_record(decided, others))
 
 
 @command
@@ -59,6 +64,98 @@ def train(
         f"  or, in SQL: SELECT dpml.predict('{name}', t) FROM TABLE t;"
     )
     output.print(text, report.result_record(result))
+
+
+@command
+def tune(
+    spec: Spec,
+    grid: Annotated[Path, typer.Option(help="Candidates, a TOML file: [grid] with a list per option.")],
+    name: Annotated[str, typer.Option(help="Name of the new model.")],
+    privacy: pg_dpml.PrivacySpec | None,
+    output: Output,
+    public_table: Annotated[
+        str | None, typer.Option(help="Tune on this table, whose rows are public, at no cost.")
+    ] = None,
+) -> None:
+    """Train several candidates, choose one privately, and store its model; all for one charge."""
+    data = pg_dpml.DataSpec.from_toml(spec)
+    with progress_bar() as progress:
+        result = pg_dpml.tune(
+            output.dsn,
+            data,
+            privacy,
+            pg_dpml.Grid.from_toml(grid),
+            name=name,
+            public_table=public_table,
+            progress=progress,
+            insecure=output.insecure,
+        )
+    output.print(report.tuning_text(result), report.tuning_record(result))
+
+
+@command
+def compare(
+    spec: Spec,
+    output: Output,
+    methods: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Each with its default options.")
+    ] = ",".join(METHODS),
+    epsilons: Annotated[
+        str, typer.Option(metavar="E,...", help="Privacy losses, each in (0, inf).")
+    ] = ",".join(f"{epsilon:g}" for epsilon in DEFAULT_EPSILONS),
+    delta: Annotated[float | None, typer.Option(help="In [0, 1). Default: 1/n^2.")] = None,
+    relation: Annotated[
+        pg_dpml.Relation, typer.Option(help="Which tables count as neighbours.")
+    ] = pg_dpml.Relation.REPLACE_ONE,
+    splits: Annotated[int, typer.Option(help="Random splits, 80 % to train on.")] = DEFAULT_SPLITS,
+    public: Annotated[bool, typer.Option("--public", help="The rows of the table are public.")] = False,
+    owner: Annotated[
+        bool, typer.Option("--owner", help="They are private; exact figures, for their owner alone.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A plot too: .png, .svg, .pdf or .html.")
+    ] = None,
+) -> None:
+    """Measure methods on random splits of a table: --public or --owner. Stores nothing."""
+    if file is not None and file.suffix not in (".html", *(f".{format}" for format in plots.FORMATS)):
+        raise pg_dpml.SpecError(f"--output must end in .png, .svg, .pdf or .html, not {file.name}")
+    data = pg_dpml.DataSpec.from_toml(spec)
+    with progress_bar() as progress:
+        found = pg_dpml.compare(
+            output.dsn,
+            data,
+            methods=_words(methods),
+            epsilons=_numbers(epsilons, "--epsilons"),
+            delta=delta,
+            relation=relation,
+            splits=splits,
+            public=public,
+            owner=owner,
+            progress=progress,
+            insecure=output.insecure,
+        )
+    output.print(report.comparison_text(found), report.comparison_record(found))
+    if file is None:
+        return
+    if file.suffix == ".html":
+        content = comparison_html(found).encode()
+    else:
+        content = plots.comparison_plot(found, report.comparison_stamp(found), file.suffix[1:])
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise pg_dpml.SpecError(f"{file}: {error.strerror}") from None
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError:
+        raise pg_dpml.SpecError(f"{option} must be numbers separated by commas, not {text}") from None
 
 
 @command

@@ -153,7 +153,7 @@ class Job:
     def whiten(self, whitening: FloatArray, norm: float) -> None:
         """Pack every row x again as x norm / ||P x||; P, shape (n_features, n_features), travels by COPY."""
         table = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
-        self.session.copy_array(table, whitening.reshape(-1))
+        self.session.copy_row(table, ["float8[]"], [whitening.reshape(-1)])
         self.packed = whiten(self.session, self.source, self.packed, table, norm)
 
     def require_all(self, rows: int) -> None:
@@ -176,7 +176,7 @@ class Job:
             self._weights = self.work_table("weights", sql.SQL("weights pg_catalog.float8[] NOT NULL"))
         else:
             self.session.execute(sql.SQL("TRUNCATE {}").format(self._weights))
-        self.session.copy_row(self._weights, ["float8[]"], [weights.tolist()])
+        self.session.copy_row(self._weights, ["float8[]"], [weights])
         return self._weights
 
     def close(self) -> None:
