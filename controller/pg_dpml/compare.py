@@ -56,7 +56,7 @@ class ComparisonEntry:
     noise : float or None
         Standard deviation of the noise in the score of a row of norm 1.
     passes : float or None
-        Passes taken, their mean.
+        Passes taken, their mean; None where a private run does not tell.
     seconds : float or None
         Time to train, its mean.
     refusal : str or None
@@ -231,7 +231,7 @@ class _Run:
     privacy: PrivacySpec | None
     decided: Alternative
     values: list[float] = field(default_factory=list)
-    passes: list[int] = field(default_factory=list)
+    passes: list[int | None] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def entry(self) -> ComparisonEntry:
@@ -245,7 +245,7 @@ class _Run:
             values=tuple(self.values),
             chosen=plan.method,
             noise=None if plan.noise is None else plan.noise.score_stddev,
-            passes=statistics.fmean(self.passes),
+            passes=None if None in self.passes else statistics.fmean(p for p in self.passes if p is not None),
             seconds=statistics.fmean(self.seconds),
         )
 
@@ -351,7 +351,7 @@ class _Split:
         counts = sql.SQL("u.y, pg_catalog.count(*)")
         return dict(self.session.fetch(_labelled(counts, packed) + sql.SQL("GROUP BY u.y")))
 
-    def measure(self, plan: Plan) -> tuple[float, int, float]:
+    def measure(self, plan: Plan) -> tuple[float, int | None, float]:
         """Figure, passes and seconds of a model; the portions stay as they are."""
         with self.session.discarded():
             started = time.monotonic()

@@ -37,6 +37,7 @@ __all__ = [
     "model_text",
     "models_record",
     "models_text",
+    "passes_text",
     "plan_record",
     "plan_text",
     "result_record",
@@ -164,7 +165,9 @@ def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
         if other.plan is None or other.plan.noise is None:
             rows.append((other.method, "-", other.refusal or ""))
         else:
-            rows.append((other.method, f"{other.plan.work.passes}", f"{other.plan.noise.score_stddev:.3g}"))
+            passes = other.plan.work.passes
+            noise = f"{other.plan.noise.score_stddev:.3g}"
+            rows.append((other.method, "-" if passes is None else f"{passes}", noise))
     return ["", "Private methods with their default options under the same guarantee", *_aligned(rows)]
 
 
@@ -174,13 +177,22 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+def passes_text(passes: int | None) -> str:
+    """Passes taken, in words; None is for a number that depends on the rows of a private run."""
+    if passes is None:
+        return "certified minimiser"
+    return "1 pass" if passes == 1 else f"{passes} passes"
+
+
 def result_record(result: TrainResult) -> dict[str, Any]:
     """A run as a JSON-ready mapping; the weights are those released."""
+    taken: dict[str, Any] = {}
+    if result.passes is not None:  # else the time would tell what the number of passes must not
+        taken = {"passes_taken": result.passes, "seconds": round(result.seconds, 3)}
     return {
         "model": result.model.name,
         "charge": result.model.charge,
-        "passes_taken": result.passes,
-        "seconds": round(result.seconds, 3),
+        **taken,
         "classes": result.model.classes,
         "features": result.model.training["features"],
         "weights": result.model.weights.tolist(),
@@ -191,8 +203,10 @@ def result_record(result: TrainResult) -> dict[str, Any]:
 
 def result_text(result: TrainResult) -> str:
     """A run as a few lines of text."""
-    passes = "1 pass" if result.passes == 1 else f"{result.passes} passes"
-    lines = [f"Model {result.model.name}: {passes} in {result.seconds:.1f} s."]
+    taken = passes_text(result.passes)
+    if result.passes is not None:  # else the time would tell what the number of passes must not
+        taken += f" in {result.seconds:.1f} s"
+    lines = [f"Model {result.model.name}: {taken}."]
     if result.model.charge is not None:
         lines.append(f"Charged as entry {result.model.charge} of dpml.ledger.")
     return "\n".join(lines) + "\n" + plan_text(result.plan)
@@ -382,7 +396,7 @@ def model_text(model: Model) -> str:
     lines = [
         f"Model       {model.name}: {model.task}, loss {model.loss}, method {model.method}",
         f"Trained on  {training.get('dataset')}, {training.get('n_rows', 0):,} rows, "
-        f"{training.get('passes')} passes",
+        + passes_text(training.get("passes")),
         f"Stored      {_moment(model)} by {model.owner}"
         + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
         f"Guarantee   {guarantee_text(guarantee_of(model))}",

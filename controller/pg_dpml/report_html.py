@@ -25,6 +25,7 @@ from pg_dpml.report import (
     comparison_rows,
     comparison_stamp,
     guarantee_of,
+    passes_text,
     unit_text,
 )
 
@@ -328,7 +329,7 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
     rows = [
         ("Trained on", f"{training.get('dataset')}, {training.get('n_rows', 0):,} rows"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
-        ("Method", f"{model.method}, loss {model.loss}, {training.get('passes')} passes"),
+        ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
         *((f"Option {key}", str(value)) for key, value in training.get("options", {}).items()),
         ("Features", f"{model.n_features}, rows brought to norm 1 ({model.encoder['norm']})"),
         ("Stored", f"{model.created_at:%Y-%m-%d %H:%M %Z} by {model.owner}" if model.created_at else ""),

@@ -28,8 +28,9 @@ FILL_IN = "FILL IN"
 
 SCALES = ("center", "zero_based", "standard")
 NORMS = ("normalize", "clip")
-METHODS = ("auto", "whitened-dp-gd", "dp-gd", "sufficient-statistics", "bolt-on", "noiseless")
-NOT_PRIVATE_METHODS = ("noiseless",)
+METHODS = ("auto", "whitened-dp-gd", "dp-gd", "sufficient-statistics", "bolt-on", "noiseless", "lbfgs")
+NOT_PRIVATE_METHODS = ("noiseless", "lbfgs")
+SOLVERS = ("sgd", "certified")
 LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
 MAX_FEATURES = 2**20
@@ -51,8 +52,9 @@ METHOD_OPTIONS = {
         *("average", "tail"),
     ),
     "sufficient-statistics": ("loss",),
-    "bolt-on": _SGD_OPTIONS,
+    "bolt-on": (*_SGD_OPTIONS, "solver"),
     "noiseless": (*_SGD_OPTIONS, "tolerance"),
+    "lbfgs": ("loss", "huber_h", "clip", "lambda_", "passes", "tolerance"),
 }
 """Fields of `TrainSpec` that each method uses: a value for another would change nothing, and is refused."""
 
@@ -490,11 +492,14 @@ class TrainSpec:
     ----------
     method : str
         "auto", which chooses one by public numbers, or "whitened-dp-gd", "dp-gd", "sufficient-statistics",
-        "bolt-on" or "noiseless". What a method does not use is refused.
+        "bolt-on", "noiseless" or "lbfgs". What a method does not use is refused.
+    solver : str or None
+        Of "bolt-on": "sgd", or "certified", the minimiser itself, which needs lambda > 0. None takes
+        "certified" where lambda > 0 and no option of SGD is given.
     loss : str or None
         "logistic", "huber_svm" (two classes), "softmax" (several), "squared" (a number).
     passes : int or None
-        k >= 1; for noiseless the most passes to take.
+        k >= 1; for noiseless and lbfgs the most passes to take.
     batch_size : int or None
         b >= 1.
     lambda_ : float or None
@@ -522,11 +527,13 @@ class TrainSpec:
         Of dp-gd with a unit of privacy: bound on the norm of the gradient of all rows of a unit, in (0, inf).
     huber_h : float
         Half width of the Huber SVM's bend, in (0, inf).
-    tolerance : float
-        Noiseless only: stop when the loss falls by less than this share in a pass.
+    tolerance : float or None
+        In [0, 1]. Of noiseless: stop when the loss falls by less than this share in a pass, by default
+        1e-4. Of lbfgs: stop at a gradient of this norm, by default 1e-8.
     """
 
     method: str = "bolt-on"
+    solver: str | None = None
     loss: str | None = None
     passes: int | None = None
     batch_size: int | None = None
@@ -542,11 +549,16 @@ class TrainSpec:
     clip: float | None = None
     unit_clip: float | None = None
     huber_h: float = 0.5
-    tolerance: float = 1e-4
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         _choice(self.method, "method", METHODS)
-        for key, choices in (("loss", LOSSES), ("schedule", SCHEDULES), ("average", AVERAGES)):
+        for key, choices in (
+            ("solver", SOLVERS),
+            ("loss", LOSSES),
+            ("schedule", SCHEDULES),
+            ("average", AVERAGES),
+        ):
             if getattr(self, key) is not None:
                 _choice(getattr(self, key), key, choices)
         for key, most in (("passes", 10**6), ("batch_size", 2**31 - 1)):
@@ -560,7 +572,8 @@ class TrainSpec:
         if self.lambda_ is not None:
             _between(self.lambda_, "lambda", 0.0, 1e6)
         _between(self.exponent, "exponent", 0.0, 1.0)
-        _between(self.tolerance, "tolerance", 0.0, 1.0)
+        if self.tolerance is not None:
+            _between(self.tolerance, "tolerance", 0.0, 1.0)
         if self.tail is not None:
             tail = _number(self.tail, "tail")
             if tail is None or not 0.0 < tail <= 1.0:

@@ -47,6 +47,7 @@ _METHODS: Mapping[str, Method] = {
     "sufficient-statistics": sufficient_statistics,
     "bolt-on": bolt_on,
     "noiseless": baselines,
+    "lbfgs": baselines,
 }
 
 
@@ -59,15 +60,15 @@ class TrainResult:
     model : Model
         As stored in dpml.models.
     plan : Plan
-    passes : int
-        Passes taken.
+    passes : int or None
+        Passes taken; None where nobody is told.
     seconds : float
         Wall-clock time of the whole run.
     """
 
     model: registry.Model
     plan: Plan
-    passes: int
+    passes: int | None
     seconds: float
 
 
@@ -290,7 +291,7 @@ def _run(
     charge: int | None,
     progress: Progress | None,
     tuning: Mapping[str, Any] | None,
-) -> tuple[registry.Model, int]:
+) -> tuple[registry.Model, int | None]:
     """Pack, pass, release and store, in one transaction."""
     report = progress or (lambda phase, done, total: None)
     report("pack", 0, 1)

@@ -41,6 +41,8 @@ ORDER = [
     ("methods.plan",),
     ("methods.job",),
     ("methods.sgd",),
+    ("methods.minimise",),
+    ("methods.certified",),
     ("methods.baselines", "methods.bolt_on", "methods.full_batch", "methods.sufficient_statistics"),
     ("methods.auto",),
     ("charged",),

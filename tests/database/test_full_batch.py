@@ -15,7 +15,7 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec, replay
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec, replay, rows
 from pg_dpml.database import Session, sql
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import Noise
@@ -63,7 +63,7 @@ class Spy:
         self.releases: list[tuple[FloatArray, FloatArray, ReleaseNoise]] = []
         self.before: tuple[FloatArray, FloatArray, list[replay.Block]] | None = None
         self.after: tuple[FloatArray, FloatArray, list[replay.Block]] | None = None
-        release, gradient, whiten = mechanisms.release, Job.gradient, job_module.whiten
+        release, gradient, whiten = mechanisms.release, Job.gradient, rows.whiten
 
         def spied_release(vector: FloatArray, noise: ReleaseNoise, source: Noise) -> FloatArray:
             released = release(vector, noise, source)

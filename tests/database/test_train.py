@@ -348,6 +348,8 @@ def test_noiseless_models_are_stamped_and_charge_nothing(
 ) -> None:
     training = TrainSpec(method="noiseless", tolerance=0.9)
     result = pg_dpml.train(database, people.spec(), None, training, name="m")
+    assert result.passes is not None
+    assert result.plan.work.passes is not None
     assert result.passes < result.plan.work.passes  # the convergence test
     assert ledger(connection) == []
     assert scalar(connection, "SELECT private FROM dpml.models WHERE name = 'm'") is False

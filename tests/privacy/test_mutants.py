@@ -34,6 +34,7 @@ class Mutant:
 
 MECHANISMS = "controller/pg_dpml/privacy/mechanisms.py"
 SENSITIVITY = "udas/kernels/sensitivity.c"
+TEST_CERTIFIED = "tests/controller/test_certified.py"
 TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
 TEST_PLAN = "tests/controller/test_plan.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
@@ -193,9 +194,37 @@ MUTANTS = [
     Mutant(
         "passes-stopped-by-tolerance",
         "controller/pg_dpml/methods/bolt_on.py",
-        "guarantee, noise, None, warnings",
-        "guarantee, noise, spec.tolerance, warnings",
+        "guarantee, noise, None, tuple(warnings)",
+        "guarantee, noise, 0.5, tuple(warnings)",
         f"{TEST_PLAN}::test_passes_are_fixed_beforehand",
+    ),
+    Mutant(
+        "certified-answers-taken-for-minimisers",
+        "controller/pg_dpml/methods/certified.py",
+        "gradient_change / n_rows + 2.0 * self.gradient_norm",
+        "gradient_change / n_rows + 0.0 * self.gradient_norm",
+        f"{TEST_CERTIFIED}::test_noise_of_a_certified_run",
+    ),
+    Mutant(
+        "certificate-without-its-rounding",
+        "controller/pg_dpml/methods/certified.py",
+        "(self.gradient_norm - self.rounding) *",
+        "self.gradient_norm *",
+        f"{TEST_CERTIFIED}::test_tau_is_above_the_rounding_whatever_n",
+    ),
+    Mutant(
+        "gradient-not-certified",
+        "controller/pg_dpml/methods/minimise.py",
+        "reached = self.norm <= self.goal.gradient_norm",
+        "reached = self.passes > 20",
+        f"{TEST_CERTIFIED}::test_every_table_is_certified",
+    ),
+    Mutant(
+        "one-unit-of-several-rows-moves-the-minimiser-as-a-row",
+        "controller/pg_dpml/methods/bolt_on.py",
+        "objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)",
+        "objective = Objective(loss, spec.lambda_, 1)",
+        f"{TEST_CERTIFIED}::test_classes_and_units_count_as_in_sgd",
     ),
 ]
 

@@ -22,7 +22,7 @@ import pg_dpml
 from pg_dpml.database import Database, Session, refuse_password
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, DpmlError
 from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import AVERAGES, LOSSES, METHODS, SCHEDULES
+from pg_dpml.spec import AVERAGES, LOSSES, METHODS, SCHEDULES, SOLVERS
 from pg_dpml.train import Progress as RunProgress
 
 app = typer.Typer(
@@ -93,6 +93,9 @@ def _privacy_options(
 
 def _training_options(
     method: Annotated[str, typer.Option(help=" | ".join(METHODS))] = "bolt-on",
+    solver: Annotated[
+        str | None, typer.Option(help=" | ".join(SOLVERS) + ", of bolt-on. Default: certified with --lambda.")
+    ] = None,
     loss: Annotated[str | None, typer.Option(help=" | ".join(LOSSES) + ". Default: by the label.")] = None,
     passes: Annotated[int | None, typer.Option(help="Passes over the rows.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows in a step.")] = None,
@@ -112,7 +115,10 @@ def _training_options(
         float | None, typer.Option(help="dp-gd with a unit: bound on the gradient of a unit's rows.")
     ] = None,
     huber_h: Annotated[float, typer.Option(help="Half width of the Huber SVM's bend.")] = 0.5,
-    tolerance: Annotated[float, typer.Option(help="noiseless: stop when the loss falls by less.")] = 1e-4,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="noiseless: stop when the loss falls by less; lbfgs: at a gradient of this norm."),
+    ] = None,
 ) -> pg_dpml.TrainSpec:
     return pg_dpml.TrainSpec(**locals())
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Bolt-on output perturbation: plain SGD in the database, then one noise on the finished model.
+"""Bolt-on output perturbation: train without noise in the database, then one noise on the finished model.
 
 Wu, Li, Kumar, Chaudhuri, Jha & Naughton 2017, Algorithms 1 and 2, with the
 sensitivity of privacy/README.md, "Sensitivity of any schedule", in place of
-the published bounds.
+the published bounds; or, with lambda > 0, the minimiser itself in place of
+SGD's last iterate, by "Certified minimiser".
 
-Defaults are functions of public numbers (n, d, classes, epsilon, delta). With
+Defaults of SGD are functions of public numbers (n, d, classes, epsilon, delta). With
 N = n mu / D, mu as in `mechanisms.best_mu`, a total step length tau = c N makes
 the noise in the score of a row of norm 1 have standard deviation c, whatever
 the batch size and the number of passes: only tau matters, so the passes are the
@@ -18,11 +19,21 @@ import math
 from dataclasses import dataclass, replace
 
 from pg_dpml import kernels
-from pg_dpml.errors import GuaranteeError
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
+from pg_dpml.methods.certified import Certified, Objective, make_certified
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss, privacy_warnings
-from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
+from pg_dpml.methods.plan import (
+    Guarantee,
+    Plan,
+    Problem,
+    Work,
+    choose_loss,
+    given_options,
+    privacy_warnings,
+    refuse_options,
+)
+from pg_dpml.methods.sgd import SGD_OPTIONS, Sgd, make_sgd, run_passes
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.spec import PrivacySpec, TrainSpec
@@ -47,6 +58,9 @@ DEFAULT_RADIUS = 1000.0
 
 SMALLEST_SENSITIVITY = 1e-290
 """Below it the arithmetic of the release loses digits; no sensible run comes near."""
+
+WARN_ROUNDING = 0.1
+"""tau over D/n above which rounding, and not the rows, decides on the noise of a certified minimiser."""
 
 WARN_STEP_SUM = 20.0
 """Total step length below which a model hardly leaves zero."""
@@ -108,7 +122,7 @@ def _default_steps(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss
 
 
 def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
-    """Fix passes, steps and noise of a bolt-on run.
+    """Fix the solver, its passes and the noise of a bolt-on run.
 
     Parameters
     ----------
@@ -127,15 +141,33 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
         If options do not go together.
     GuaranteeError
         If rounding would spoil the guarantee.
+    """
+    assert privacy is not None
+    loss = choose_loss(problem, spec, DEFAULT_CLIP)
+    if _choose_solver(spec) == "certified":
+        return _plan_certified(problem, privacy, spec, loss)
+    return _plan_sgd(problem, privacy, spec, loss)
 
-    Notes
-    -----
+
+def _choose_solver(spec: TrainSpec) -> str:
+    """The solver asked for; by default certified where lambda > 0 and nothing that only SGD uses is given."""
+    regularised = spec.lambda_ is not None and spec.lambda_ > 0.0
+    if spec.solver == "certified":
+        refuse_options(spec, SGD_OPTIONS, "belongs to solver = sgd: leave it out, or take that solver")
+        if not regularised:
+            raise SpecError("solver = certified needs lambda > 0: give lambda, or take solver = sgd")
+    if spec.solver is not None:
+        return spec.solver
+    return "certified" if regularised and not given_options(spec, SGD_OPTIONS) else "sgd"
+
+
+def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> Plan:
+    """Fix passes and steps.
+
     The number of passes is fixed here, before training: stopping when the
     loss stops falling would depend on the rows.
     Source: privacy/README.md, "Passes are fixed beforehand".
     """
-    assert privacy is not None
-    loss = choose_loss(problem, spec, DEFAULT_CLIP)
     steps = _default_steps(problem, privacy, spec, loss)
     sgd = make_sgd(
         problem,
@@ -146,13 +178,6 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
         batch_size=steps.batch_size,
         passes=steps.passes,
     )
-    delta = privacy.delta_for(problem.n_rows)
-    floor = mechanisms.gaussian_delta_floor(problem.n_weights)
-    if 0.0 < delta < floor:
-        raise GuaranteeError(
-            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
-            f"{problem.n_weights} weights: take a larger delta, or delta = 0 for K-norm noise"
-        )
     run, rounding = _measure(problem, privacy, sgd)
     if spec.radius is None and rounding > 0.1 * mechanisms.ROUNDING_LIMIT * run.sensitivity:
         sgd = replace(sgd, radius=DEFAULT_RADIUS)
@@ -161,13 +186,87 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
         raise GuaranteeError(
             f"the sensitivity {run.sensitivity:.1e} is too small for float64: take a larger step_size or clip"
         )
-    noise = mechanisms.calibrate(run.sensitivity, rounding, problem.n_weights, privacy.epsilon, delta)
+    warnings = []
+    if problem.n_rows > 0 and run.step_sum < WARN_STEP_SUM:
+        warnings.append(
+            f"all steps together have length {run.step_sum:.2g}, too little to learn much from: this many "
+            "rows allow it only with a larger epsilon"
+        )
+    reason = (
+        "by default the noise in a score is the same for every epsilon: a larger one buys longer steps"
+        if not given_options(spec, SGD_OPTIONS)
+        else ""
+    )
+    return _add_noise(
+        problem,
+        privacy,
+        sgd,
+        (run.sensitivity, rounding),
+        reason,
+        warnings,
+        "take fewer passes, smaller steps or a larger lambda",
+    )
+
+
+def _plan_certified(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> Plan:
+    """Fix the certificate.
+
+    The number of passes depends on the rows, and is not released; its answer
+    is within tau / lambda of the minimiser whatever it is.
+    Source: privacy/README.md, "Certified minimiser".
+    """
+    assert spec.lambda_ is not None
+    objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)
+    change = _gradient_change(problem, privacy, loss)
+    certified = make_certified(problem, objective, change)
+    sensitivity = certified.sensitivity(change, problem.n_rows) if problem.n_rows > 0 else 0.0
+    if problem.n_rows > 0 and sensitivity < SMALLEST_SENSITIVITY:
+        raise GuaranteeError(
+            f"the sensitivity {sensitivity:.1e} is too small for float64: take a smaller lambda or a larger "
+            "clip"
+        )
+    share = certified.gradient_norm * problem.n_rows / change
+    warnings = []
+    if share > WARN_ROUNDING:
+        warnings.append(
+            "float64 cannot certify a smaller gradient over so many rows, which makes the noise "
+            f"{1.0 + 2.0 * share:.2g} times what the minimiser needs: take a larger lambda, or solver = sgd"
+        )
+    return _add_noise(
+        problem,
+        privacy,
+        certified,
+        (sensitivity, 0.0),  # rounding is within the certificate
+        "with lambda > 0 the minimiser itself carries no more noise than SGD's last iterate",
+        warnings,
+        "take a larger lambda",
+    )
+
+
+def _add_noise(
+    problem: Problem,
+    privacy: PrivacySpec,
+    work: Work,
+    moved: tuple[float, float],
+    reason: str,
+    warnings: list[str],
+    advice: str,
+) -> Plan:
+    """The plan of a run whose model one unit moves by so much: exactly, and by its own rounding."""
+    delta = privacy.delta_for(problem.n_rows)
+    floor = mechanisms.gaussian_delta_floor(problem.n_weights)
+    if 0.0 < delta < floor:
+        raise GuaranteeError(
+            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
+            f"{problem.n_weights} weights: take a larger delta, or delta = 0 for K-norm noise"
+        )
+    noise = mechanisms.calibrate(*moved, problem.n_weights, privacy.epsilon, delta)
     reported = delta if delta > 0.0 else mechanisms.sampler_delta(problem.n_weights)
     guarantee = Guarantee(
         privacy.epsilon, reported, privacy.relation, problem.unit, problem.max_rows_per_unit
     )
-    warnings = _warnings(problem, privacy, noise, reported, run.step_sum)
-    return Plan("bolt-on", problem, sgd, guarantee, noise, None, warnings)
+    warnings = [*warnings, *_warnings(problem, privacy, noise, reported, advice)]
+    return Plan("bolt-on", problem, work, guarantee, noise, None, tuple(warnings), reason)
 
 
 def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.Sensitivity, float]:
@@ -203,27 +302,25 @@ def _warnings(
     privacy: PrivacySpec,
     noise: mechanisms.ReleaseNoise,
     delta: float,
-    step_sum: float,
-) -> tuple[str, ...]:
+    advice: str,
+) -> list[str]:
     found = privacy_warnings(problem, privacy, delta)
-    if problem.n_rows > 0 and step_sum < WARN_STEP_SUM:
-        found.append(
-            f"all steps together have length {step_sum:.2g}, too little to learn much from: this many rows "
-            "allow it only with a larger epsilon"
-        )
     if noise.score_stddev > WARN_SCORE_NOISE:
         found.append(
             f"the noise in a row's score has standard deviation {noise.score_stddev:.2g}, as large as the "
-            "scores of a good model: expect little accuracy; take fewer passes, smaller steps "
-            "or a larger lambda"
+            f"scores of a good model: expect little accuracy; {advice}"
         )
-    return tuple(found)
+    return found
 
 
 def run(job: Job) -> Result:
     """Train on the packed rows and add the noise once."""
-    assert isinstance(job.plan.work, Sgd)
-    weights, passes = run_passes(job, job.plan.work)
+    work = job.plan.work
+    if isinstance(work, Certified):
+        weights, _ = work.objective.minimise(job, work.goal)
+        return Result(release(job.plan, weights), None)
+    assert isinstance(work, Sgd)
+    weights, passes = run_passes(job, work)
     return Result(release(job.plan, weights), passes)
 
 

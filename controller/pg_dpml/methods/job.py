@@ -20,7 +20,7 @@ from pg_dpml.spec import PrivacySpec, TrainSpec
 __all__ = ["GradientSums", "GramSums", "Job", "Method", "Progress", "Result"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with a phase ("pack", "pass"), the units done and the units in all."""
+"""Called with a phase ("pack", "pass", "minimise"), the units done and the units in all."""
 
 
 class Result(NamedTuple):
@@ -28,8 +28,8 @@ class Result(NamedTuple):
 
     weights: FloatArray
     """Shape (n_weights,), for the rows as they are encoded."""
-    passes: int
-    """Passes taken."""
+    passes: int | None
+    """Passes taken; None where their number depends on the rows of a private run, so that nobody is told."""
     whitening: FloatArray | None = None
     """P, shape (n_features, n_features), where a score is <w, x> / ||P x||."""
 

@@ -386,8 +386,7 @@ class ReleaseNoise:
                 "Noise",
                 f"{self.kind}, scale {self.scale:.4g}: adds a standard deviation of "
                 f"{self.score_stddev:.3g} to the score of a row. Scores of a good model lie a few units "
-                "from zero; noise well below 1 costs little. By default it is the same for every epsilon, "
-                "and a larger epsilon buys longer steps.",
+                "from zero; noise well below 1 costs little.",
             ),
         )
 
