@@ -48,7 +48,7 @@ class ComparisonEntry:
         As asked for; or `MAJORITY`, which always names the most frequent class of the
         training portion.
     epsilon : float or None
-        None for what is not private.
+        None for what is not private, and for a method that refuses whatever epsilon is.
     values : tuple of float
         A figure a split, see `Comparison`.
     chosen : str or None
@@ -251,12 +251,17 @@ class _Run:
 
 
 def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[PrivacySpec]) -> list[_Run]:
-    """Every method at every epsilon; those that are not private once."""
+    """Every method at every epsilon; those that are not private once, as those that refuse everywhere."""
     runs = []
     for method in methods:
         once = method in NOT_PRIVATE_METHODS
-        for privacy in [None] if once else privacies:
-            runs.append(_Run(method, privacy, alternative(problem, privacy, method)))
+        of_method = [
+            _Run(method, privacy, alternative(problem, privacy, method))
+            for privacy in ([None] if once else privacies)
+        ]
+        if {run.decided.refusal for run in of_method} == {of_method[0].decided.refusal} - {None}:
+            of_method = [_Run(method, None, of_method[0].decided)]
+        runs += of_method
     if all(run.decided.plan is None for run in runs):
         refusals = dict.fromkeys(f"{run.method}: {run.decided.refusal}" for run in runs)
         raise SpecError(f"methods: none of them runs here; {'; '.join(refusals)}")

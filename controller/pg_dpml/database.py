@@ -126,9 +126,11 @@ class _Float8ArrayDumper(Dumper):
     format = pq.Format.BINARY
     oid = psycopg.postgres.types["float8"].array_oid
 
-    def dump(self, obj: _Float8Array) -> bytes:
-        items = np.empty(obj.values.size, [("length", ">i4"), ("value", ">f8")])
-        items["length"], items["value"] = 8, obj.values
+    def dump(self, obj: _Float8Array | Sequence[float] | npt.NDArray[np.float64]) -> bytes:
+        # COPY of a float8[] comes here with any sequence: `copy_row` names types, not classes.
+        values = obj.values if isinstance(obj, _Float8Array) else np.asarray(obj, dtype=np.float64)
+        items = np.empty(values.size, [("length", ">i4"), ("value", ">f8")])
+        items["length"], items["value"] = 8, values
         # Dimensions, whether there are NULLs, element type; then length and lower bound.
         head = struct.pack("!5i", 1, 0, psycopg.postgres.types["float8"].oid, items.size, 1)
         return head + items.tobytes()

@@ -168,7 +168,12 @@ def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
             passes = other.plan.work.passes
             noise = f"{other.plan.noise.score_stddev:.3g}"
             rows.append((other.method, "-" if passes is None else f"{passes}", noise))
-    return ["", "Private methods with their default options under the same guarantee", *_aligned(rows)]
+    return [
+        "",
+        "Private methods with their default options under the same guarantee. Scores of different methods",
+        "differ in size, so that more noise need not mean less accuracy: dpml compare measures that.",
+        *_aligned(rows),
+    ]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -541,6 +546,7 @@ def _comparison_row(entry: ComparisonEntry, figure: str) -> tuple[str, ...]:
     method = entry.method if entry.chosen in (None, entry.method) else f"{entry.method} ({entry.chosen})"
     epsilon = "not private" if entry.epsilon is None else f"{entry.epsilon:g}"
     if entry.mean is None:
+        epsilon = "any" if entry.epsilon is None else epsilon
         return (method, epsilon, "-", "-", "-", "-", f"refused: {entry.refusal}")
 
     def share(value: float | None) -> str:

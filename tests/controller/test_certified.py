@@ -465,7 +465,7 @@ def test_a_run_tells_no_number_of_passes() -> None:
     text = " ".join(report.plan_text(job.plan).split())
     assert "until the norm of the gradient is certified" in text
     model: Any = SimpleNamespace(
-        name="m", charge=1, classes=None, training={"features": []}, weights=np.zeros(1)
+        name="m", charge=1, classes=None, training={"features": []}, weights=np.zeros(1), whitening=None
     )
     done: Any = SimpleNamespace(model=model, plan=job.plan, passes=None, seconds=12.345)
     assert "12.3" not in report.result_text(done)
@@ -502,7 +502,7 @@ def test_the_baseline_stops_after_the_passes_asked_for() -> None:
 
 
 def test_options_of_others_are_refused() -> None:
-    with pytest.raises(SpecError, match="batch_size belongs to SGD"):
+    with pytest.raises(SpecError, match="batch_size belongs to method bolt-on"):
         lbfgs(batch_size=10)
     for method in ("lbfgs", "noiseless"):
         with pytest.raises(SpecError, match="solver belongs to method bolt-on"):

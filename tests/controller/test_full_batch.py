@@ -332,6 +332,7 @@ GIVEN: dict[str, Any] = {
     "unit_clip": 0.1,
     "huber_h": 0.1,
     "tolerance": 0.1,
+    "solver": "sgd",
 }
 
 

@@ -217,7 +217,8 @@ def test_no_step_exceeds_its_cap(loss: str, schedule: str, lambda_: float) -> No
 
 def test_passes_are_fixed_beforehand() -> None:
     """A convergence test in a private run would let neighbours stop at different passes."""
-    for training in ({}, {"passes": 7}, {"tolerance": 0.5}, {"tolerance": 0.5, "passes": 3}):
+    given: list[dict[str, Any]] = [{}, {"passes": 7}, {"passes": 3, "batch_size": 5}]
+    for training in given:
         plan = bolt(**training)
         assert plan.private
         assert plan.tolerance is None

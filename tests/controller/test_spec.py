@@ -332,7 +332,6 @@ def test_privacy_defaults() -> None:
         ({"solver": "newton"}, ["solver", "sgd", "certified"]),
         ({"tail": 0.0}, ["tail", "(0, 1]"]),
         ({"tail": 1.1}, ["tail", "(0, 1]"]),
-        ({"tail": None}, ["tail"]),
         ({"fresh_order": "no"}, ["fresh_order", "true or false"]),
     ],
 )

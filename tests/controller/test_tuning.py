@@ -49,7 +49,7 @@ def test_grid_files(tmp_path: Path, text: str, n: int) -> None:
         ({"grid": {"lambda": 0.1}}, "lambda must be a list of values, not 0.1"),
         ({"grid": {"lambda": []}}, "lambda must be a list"),
         ({"grid": {"loss": "logistic"}}, "loss must be a list"),
-        ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, loss"),
+        ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, solver, loss"),
         ({"grid": {"lambda_": [1, 2]}}, "unknown key 'lambda_'"),
         ({"grid": {"passes": [1, 0]}}, "passes must be a whole number"),
         ({"grid": {"passes": [1]}}, "2 to 64 candidates, not 1: for one, dpml train"),

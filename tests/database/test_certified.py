@@ -74,7 +74,7 @@ class Spy:
             return work_table(job, kind, columns)
 
         def spied_copy(session: Session, table: Any, types: Sequence[str], values: Sequence[Any]) -> None:
-            self.sent += values[0]
+            self.sent += list(values[0])
             copy_row(session, table, types, values)
 
         monkeypatch.setattr(bolt_on, "release", spied_release)

@@ -19,7 +19,6 @@ from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec, r
 from pg_dpml.database import Session, sql
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods import job as job_module
 from pg_dpml.methods.job import GramSums, Job
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.mechanisms import ReleaseNoise
@@ -84,7 +83,7 @@ class Spy:
             return gradient(job, *given)
 
         monkeypatch.setattr(mechanisms, "release", spied_release)
-        monkeypatch.setattr(job_module, "whiten", spied_whiten)
+        monkeypatch.setattr("pg_dpml.methods.job.whiten", spied_whiten)
         monkeypatch.setattr(Job, "gradient", spied_gradient)
 
     @staticmethod
