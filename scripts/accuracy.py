@@ -57,11 +57,21 @@ log = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True)
 class Run:
-    """A method on a data set; epsilon None for a method that is not private, goal None for no goal."""
+    """A method on a data set; epsilon None for a method that is not private, goal None for no goal.
+
+    `lambda` is for what has no default of it: the certified minimiser, tuned on the data set as those
+    figures were that it is compared with.
+    """
 
     method: str
     epsilon: float | None = None
     goal: float | None = None
+    lambda_: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The method and what it was given."""
+        return self.method if self.lambda_ is None else f"{self.method}, lambda {self.lambda_:g}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class DataSet:
             data = DataSpec.from_toml(demo_data.ADULT_SPEC.with_name(spec))
         else:
             data = DataSpec.from_mapping({"table": "rows", **spec})
-        runs = tuple(Run(**run) for run in given.pop("run"))
+        runs = tuple(Run(lambda_=run.pop("lambda", None), **run) for run in given.pop("run"))
         files = tuple(given.pop("files"))
         return cls(name=path.stem, files=files, spec=replace(data, table="train_rows"), runs=runs, **given)
 
@@ -150,7 +160,7 @@ class Figure:
         deviation = self.deviation
         return {
             "data": self.data.name,
-            "method": self.run.method,
+            "method": self.run.title,
             "epsilon": self.run.epsilon,
             "mean": round(self.mean, 4),
             "sd": None if deviation is None else round(deviation, 4),
@@ -238,7 +248,7 @@ def split(connection: psycopg.Connection[Any], number: int) -> None:
 def measure(dsn: str, data: DataSet, run: Run, name: str) -> float:
     """One model by the public interface: its figure on test_rows."""
     privacy = None if run.epsilon is None else PrivacySpec(run.epsilon)
-    pg_dpml.train(dsn, data.spec, privacy, TrainSpec(method=run.method), name=name)
+    pg_dpml.train(dsn, data.spec, privacy, TrainSpec(method=run.method, lambda_=run.lambda_), name=name)
     found = pg_dpml.evaluate(dsn, name, "test_rows", public=True)
     value = found.r_squared if data.spec.label.task == "regression" else found.accuracy
     if value is None:
@@ -259,7 +269,7 @@ def figures(dsn: str, sets: Sequence[DataSet], folder: Path, *, quick: bool) -> 
                 split(connection, number)
                 for position, figure in enumerate(found):
                     figure.values.append(measure(dsn, data, figure.run, f"{data.name}_{number}_{position}"))
-                last = ", ".join(f"{figure.run.method} {figure.values[-1]:.4g}" for figure in found)
+                last = ", ".join(f"{figure.run.title} {figure.values[-1]:.4g}" for figure in found)
                 log.print(f"{data.title}: split {number} of {splits}: {last}")
             yield from found
 
@@ -281,7 +291,7 @@ def show(found: Sequence[Figure]) -> None:
         goal = "" if run.goal is None else f">= {run.goal:g}  {verdict}"
         deviation_text = "" if deviation is None else f"{deviation:.3g}"
         table.add_row(
-            figure.data.name if new else "", run.method, epsilon, f"{figure.mean:.4g}", deviation_text,
+            figure.data.name if new else "", run.title, epsilon, f"{figure.mean:.4g}", deviation_text,
             str(len(figure.values)), goal,
         )  # fmt: skip
     _show_published(table, shown)
