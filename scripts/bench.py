@@ -178,7 +178,7 @@ class Bench:
     @property
     def _one_row_steps(self) -> TrainSpec:
         # The passes of bolt-on carry no noise; the method `noiseless` would put its loss between them.
-        return TrainSpec(passes=self.runs + 1, batch_size=1, schedule="inverse_sqrt")
+        return TrainSpec(method="bolt-on", passes=self.runs + 1, batch_size=1, schedule="inverse_sqrt")
 
     def noiseless_vs_count(self) -> list[Result]:
         """A pass, over counting the source table."""
@@ -217,7 +217,9 @@ class Bench:
                 measured(run_module, "_run", works),
                 measured(bolt_on, "release", releases),
             ):
-                totals.append(self._train(self.dsn, TrainSpec(batch_size=50), RunClock()).seconds)
+                totals.append(
+                    self._train(self.dsn, TrainSpec(method="bolt-on", batch_size=50), RunClock()).seconds
+                )
             once = sum(end - start for start, end in (*plans, *releases))
             # After a charge, its commit is waited for, and the run connects again.
             costs.append(once + works[0][0] - charges[0][0])
@@ -248,7 +250,7 @@ class Bench:
             sklearn_epoch(*copy_out(connection, self.n_rows), epochs=10, check=True)()
 
         for _ in range(self.runs):
-            ours.append(self._train(self.dsn, TrainSpec(passes=10), RunClock()).seconds)
+            ours.append(self._train(self.dsn, TrainSpec(method="bolt-on", passes=10), RunClock()).seconds)
             others.append(seconds(export))
         return [compare("end-to-end-vs-export", ours, others)]
 
@@ -270,7 +272,7 @@ class Bench:
                         log.print(f"growth{suffix}: run {run + 1} of {self.runs} on {table}")
                         # Wide batches: two passes of small steps over so many rows are refused, for the
                         # bound on their rounding errors grows with the square of the number of steps.
-                        self._train(dsn, TrainSpec(passes=2, batch_size=500), clock, table)
+                        self._train(dsn, TrainSpec(method="bolt-on", passes=2, batch_size=500), clock, table)
             for kind in ("pass", "pack"):
                 usual, large = ([*(c.passes if kind == "pass" else c.pack)] for c in clocks.values())
                 results.append(compare(f"growth-{kind}{suffix}", large, [GROWTH * value for value in usual]))

@@ -18,7 +18,7 @@ from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from sqltools import FloatArray, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)
-TRAINING = TrainSpec(passes=1)
+TRAINING = TrainSpec(method="bolt-on", passes=1)
 YES = Label("y", positive=True)  # type: ignore[arg-type]
 X = Column("x", lower=0, upper=10)
 

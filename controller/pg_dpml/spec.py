@@ -491,8 +491,8 @@ class TrainSpec:
     Attributes
     ----------
     method : str
-        "auto", which chooses one by public numbers, or "whitened-dp-gd", "dp-gd", "sufficient-statistics",
-        "bolt-on", "noiseless" or "lbfgs". What a method does not use is refused.
+        "auto" (the default), which chooses one by public numbers, or "whitened-dp-gd", "dp-gd",
+        "sufficient-statistics", "bolt-on", "noiseless" or "lbfgs". What a method does not use is refused.
     solver : str or None
         Of "bolt-on": "sgd", or "certified", the minimiser itself, which needs lambda > 0. None takes
         "certified" where lambda > 0 and no option of SGD is given.
@@ -532,7 +532,7 @@ class TrainSpec:
         1e-4. Of lbfgs: stop at a gradient of this norm, by default 1e-8.
     """
 
-    method: str = "bolt-on"
+    method: str = "auto"
     solver: str | None = None
     loss: str | None = None
     passes: int | None = None

@@ -345,7 +345,7 @@ def test_without_convexity_it_gives_up() -> None:
 
 
 def plan(problem: Problem = ADULT, privacy: PrivacySpec = ONE, **training: Any) -> Any:
-    return bolt_on.plan(problem, privacy, TrainSpec(**training))
+    return bolt_on.plan(problem, privacy, TrainSpec(method="bolt-on", **training))
 
 
 @pytest.mark.parametrize("delta", [0.0, None])

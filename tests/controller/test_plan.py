@@ -31,7 +31,7 @@ ONE = PrivacySpec(1.0)
 
 
 def bolt(problem: Problem = ADULT, privacy: PrivacySpec = ONE, **training: Any) -> Any:
-    return bolt_on.plan(problem, privacy, TrainSpec(**training))
+    return bolt_on.plan(problem, privacy, TrainSpec(method="bolt-on", **training))
 
 
 def sensitivity(plan: Any) -> float:

@@ -332,6 +332,9 @@ def test_privacy_defaults() -> None:
         ({"solver": "newton"}, ["solver", "sgd", "certified"]),
         ({"tail": 0.0}, ["tail", "(0, 1]"]),
         ({"tail": 1.1}, ["tail", "(0, 1]"]),
+        ({"momentum": 1.0}, ["momentum", "[0, 1)"]),
+        ({"momentum": -0.1}, ["momentum", "[0, 1)"]),
+        ({"unit_clip": 0.0}, ["unit_clip", "(0, inf)"]),
         ({"fresh_order": "no"}, ["fresh_order", "true or false"]),
     ],
 )

@@ -14,25 +14,37 @@ from pg_dpml.spec import Grid, TrainSpec
 
 
 def test_a_grid_is_every_combination() -> None:
-    grid = Grid({"lambda": [0.0, 0.01], "passes": [1, 2, 3]}, TrainSpec(batch_size=7))
+    grid = Grid({"lambda": [0.0, 0.01], "passes": [1, 2, 3]}, TrainSpec(method="bolt-on", batch_size=7))
     assert len(grid.candidates) == 6
-    assert grid.candidates[0] == TrainSpec(lambda_=0.0, passes=1, batch_size=7)
-    assert grid.candidates[-1] == TrainSpec(lambda_=0.01, passes=3, batch_size=7)
+    assert grid.candidates[0] == TrainSpec(method="bolt-on", lambda_=0.0, passes=1, batch_size=7)
+    assert grid.candidates[-1] == TrainSpec(method="bolt-on", lambda_=0.01, passes=3, batch_size=7)
     assert grid.settings[-1] == {"lambda": 0.01, "passes": 3}
 
 
 def test_several_grids_are_joined() -> None:
-    grid = Grid([{"lambda": [0.0, 0.01]}, {"loss": ["huber_svm"], "huber_h": [0.1, 0.2, 0.3]}])
+    given: list[dict[str, list[Any]]] = [
+        {"lambda": [0.0, 0.01]},
+        {"loss": ["huber_svm"], "huber_h": [0.1, 0.2, 0.3]},
+    ]
+    grid = Grid(given, TrainSpec(method="bolt-on"))
     assert [len(setting) for setting in grid.settings] == [1, 1, 2, 2, 2]
-    assert grid.candidates[2] == TrainSpec(loss="huber_svm", huber_h=0.1)
+    assert grid.candidates[2] == TrainSpec(method="bolt-on", loss="huber_svm", huber_h=0.1)
 
 
 @pytest.mark.parametrize(
     ("text", "n"),
     [
-        ("[grid]\nlambda = [1e-4, 1e-3]\n", 2),
-        ("[grid]\nlambda = [1e-4, 1e-3]\npasses = [1, 2]\n[training]\nbatch_size = 5\n", 4),
-        ('[[grid]]\nlambda = [0.0]\n[[grid]]\nloss = ["huber_svm"]\nhuber_h = [0.1, 0.5]\n', 3),
+        ('[grid]\nmethod = ["bolt-on"]\nlambda = [1e-4, 1e-3]\n', 2),
+        (
+            "[grid]\nlambda = [1e-4, 1e-3]\npasses = [1, 2]\n"
+            "[training]\nmethod = 'bolt-on'\nbatch_size = 5\n",
+            4,
+        ),
+        (
+            '[[grid]]\nmethod = ["dp-gd"]\nlambda = [0.0]\n'
+            '[[grid]]\nloss = ["huber_svm"]\nhuber_h = [0.1, 0.5]\n',
+            3,
+        ),
     ],
 )
 def test_grid_files(tmp_path: Path, text: str, n: int) -> None:
@@ -51,10 +63,20 @@ def test_grid_files(tmp_path: Path, text: str, n: int) -> None:
         ({"grid": {"loss": "logistic"}}, "loss must be a list"),
         ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, solver, loss"),
         ({"grid": {"lambda_": [1, 2]}}, "unknown key 'lambda_'"),
-        ({"grid": {"passes": [1, 0]}}, "passes must be a whole number"),
-        ({"grid": {"passes": [1]}}, "2 to 64 candidates, not 1: for one, dpml train"),
-        ({"grid": {"passes": list(range(1, 66))}}, "2 to 64 candidates, not 65"),
-        ({"grid": {"passes": [1, 2, 1]}}, "the same candidate twice: {'passes': 1}"),
+        ({"grid": {"lambda": [0.0, 0.1]}}, "lambda belongs to method dp-gd or bolt-on .*name the method"),
+        ({"grid": {"passes": [1, 0]}, "training": {"method": "bolt-on"}}, "passes must be a whole number"),
+        (
+            {"grid": {"passes": [1]}, "training": {"method": "bolt-on"}},
+            "2 to 64 candidates, not 1: for one, dpml train",
+        ),
+        (
+            {"grid": {"passes": list(range(1, 66))}, "training": {"method": "bolt-on"}},
+            "2 to 64 candidates, not 65",
+        ),
+        (
+            {"grid": {"passes": [1, 2, 1]}, "training": {"method": "bolt-on"}},
+            "the same candidate twice: {'passes': 1}",
+        ),
         ({"grid": {"passes": [1, 2]}, "training": {"step": 1}}, "training.: unknown key 'step'"),
         ({"grid": {"passes": [1, 2]}, "training": 3}, "must be a table of keys"),
         ({"grid": 3}, "must be a table of lists"),

@@ -135,7 +135,7 @@ def test_a_private_run_is_the_minimiser_plus_noise(
     database: str, connection: psycopg.Connection, spy: Spy, task: str, training: dict[str, Any], delta: float
 ) -> None:
     """By the certificate alone: a gradient below tau is within tau / lambda of the minimiser."""
-    spec = TrainSpec(**({"lambda_": LAMBDA} | training))
+    spec = TrainSpec(method="bolt-on", **({"lambda_": LAMBDA} | training))
     privacy = PrivacySpec(1.0, delta)
     result = pg_dpml.train(database, people.spec(task), privacy, spec, name="m")
     work: Any = result.plan.work
@@ -155,7 +155,7 @@ def test_a_private_run_is_the_minimiser_plus_noise(
 
 
 def test_it_agrees_with_scipy(database: str, spy: Spy, exact: None) -> None:
-    training = TrainSpec(loss="huber_svm", lambda_=LAMBDA)
+    training = TrainSpec(method="bolt-on", loss="huber_svm", lambda_=LAMBDA)
     pg_dpml.train(database, people.spec(), PRIVACY, training, name="m")
 
     def objective(w: FloatArray) -> tuple[float, FloatArray]:
@@ -174,7 +174,7 @@ def test_it_agrees_with_scipy(database: str, spy: Spy, exact: None) -> None:
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
 def test_it_agrees_with_scikit_learn(database: str, spy: Spy, exact: None, task: str, solver: str) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
-    training = TrainSpec(lambda_=LAMBDA, clip=1.0 if task == "binary" else None)
+    training = TrainSpec(method="bolt-on", lambda_=LAMBDA, clip=1.0 if task == "binary" else None)
     pg_dpml.train(database, people.spec(task, "clean"), PRIVACY, training, name="m")
     model = linear_model.LogisticRegression(
         C=1.0 / (N * LAMBDA), fit_intercept=False, solver=solver, tol=1e-12, max_iter=10_000
@@ -202,7 +202,7 @@ def test_units_of_several_rows(database: str, connection: psycopg.Connection, sp
     """n counts units, and the losses of all kept rows are divided by it."""
     connection.execute("CREATE TABLE visits AS SELECT *, id / 4 AS who FROM clean")
     data = people.spec(table="visits", unit="who", max_rows_per_unit=3)
-    result = pg_dpml.train(database, data, PRIVACY, TrainSpec(lambda_=LAMBDA), name="m")
+    result = pg_dpml.train(database, data, PRIVACY, TrainSpec(method="bolt-on", lambda_=LAMBDA), name="m")
     work: Any = result.plan.work
     assert (result.plan.problem.n_rows, len(spy.y)) == (N // 4, N // 4 * 3)
     found = oracle_gradient(spy, spy.without_noise, work.loss, LAMBDA, N // 4)
@@ -220,7 +220,13 @@ def test_workers_find_the_same_minimiser(database: str, spy: Spy, exact: None) -
     dsn = f"{database} options='{' '.join(f'-c {key}={value}' for key, value in settings.items())}'"
     found = []
     for i, place in enumerate((database, dsn)):
-        pg_dpml.train(place, people.spec("multiclass"), PRIVACY, TrainSpec(lambda_=LAMBDA), name=f"m{i}")
+        pg_dpml.train(
+            place,
+            people.spec("multiclass"),
+            PRIVACY,
+            TrainSpec(method="bolt-on", lambda_=LAMBDA),
+            name=f"m{i}",
+        )
         found.append(spy.without_noise)
     np.testing.assert_allclose(found[0], found[1], atol=1e-8)
 
@@ -238,7 +244,9 @@ def test_no_statement_holds_a_weight(database: str, server: EmbeddedServer, spy:
     dsn = (
         f"{database} options='-c log_statement=all -c log_min_messages=debug1 -c log_parameter_max_length=-1'"
     )
-    result = pg_dpml.train(dsn, people.spec(task), PRIVACY, TrainSpec(lambda_=1e-3), name="m")
+    result = pg_dpml.train(
+        dsn, people.spec(task), PRIVACY, TrainSpec(method="bolt-on", lambda_=1e-3), name="m"
+    )
     with Path(server.log_path).open(encoding="utf-8", errors="replace") as file:
         file.seek(start)
         log = file.read()
@@ -266,7 +274,7 @@ def test_a_failure_says_nothing_of_the_rows(
 
     monkeypatch.setattr(Job, "gradient", fail_late)
     with pytest.raises(RunFailedError) as failure:
-        pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(lambda_=LAMBDA), name="m")
+        pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(method="bolt-on", lambda_=LAMBDA), name="m")
     assert re.fullmatch(r"the run failed on the server and no model was stored; .*", str(failure.value))
     assert "division" not in str(failure.value)
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
@@ -278,7 +286,11 @@ def test_a_failure_says_nothing_of_the_rows(
 def test_tiny_tables(database: str, connection: psycopg.Connection, task: str, n: int) -> None:
     create_people(connection, make_people(n), "tiny")
     result = pg_dpml.train(
-        database, people.spec(task, "tiny"), PRIVACY, TrainSpec(lambda_=LAMBDA), name="private"
+        database,
+        people.spec(task, "tiny"),
+        PRIVACY,
+        TrainSpec(method="bolt-on", lambda_=LAMBDA),
+        name="private",
     )
     assert np.any(result.model.weights != 0.0) == (n > 0)
     baseline = TrainSpec(method="lbfgs")

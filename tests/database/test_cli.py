@@ -175,7 +175,9 @@ def test_json(dpml: Dpml, spec: str, connection: psycopg.Connection) -> None:
 
 def test_tuning(dpml: Dpml, spec: str, tmp_path: Path, connection: psycopg.Connection) -> None:
     grid = tmp_path / "tune.toml"
-    grid.write_text("[grid]\nlambda = [0.01, 0.0]\n[training]\npasses = 2\n", encoding="utf-8")
+    grid.write_text(
+        "[grid]\nlambda = [0.01, 0.0]\n[training]\nmethod = 'bolt-on'\npasses = 2\n", encoding="utf-8"
+    )
     options = ("--grid", str(grid), "--epsilon", "60")
     tuned = dpml("tune", spec, *options, "--name", "m")
     assert (tuned.returncode, tuned.stderr) == (0, "")
@@ -225,7 +227,8 @@ def test_not_private_is_said_everywhere(dpml: Dpml, spec: str) -> None:
 def test_every_training_option_arrives(dpml: Dpml, spec: str) -> None:
     record = parsed(
         dpml(
-            *("plan", spec, "--epsilon", "1", "--format", "json", "--loss", "huber_svm", "--passes", "3"),
+            *("plan", spec, "--epsilon", "1", "--format", "json", "--method", "bolt-on"),
+            *("--loss", "huber_svm", "--passes", "3"),
             *("--batch-size", "7", "--lambda", "0.01", "--schedule", "decreasing", "--exponent", "0.3"),
             *("--radius", "2", "--average", "tail", "--tail", "0.5", "--fresh-order", "--clip", "0.4"),
             *("--huber-h", "0.2"),
@@ -251,12 +254,16 @@ def test_every_training_option_arrives(dpml: Dpml, spec: str) -> None:
     ("arguments", "words"),
     [
         (("plan", "none.toml", "--epsilon", "1"), "none.toml: No such file"),
-        (("plan", "SPEC"), "method bolt-on needs epsilon"),
+        (("plan", "SPEC"), "method auto needs epsilon"),
         (("plan", "SPEC", "--delta", "0.1"), "--delta goes with --epsilon"),
         (("plan", "SPEC", "--epsilon", "0"), "epsilon must be in (0, inf)"),
         (("plan", "SPEC", "--epsilon", "1", "--delta", "1"), "delta must be in [0, 1)"),
-        (("plan", "SPEC", "--epsilon", "1", "--method", "magic"), "method must be one of bolt-on, noiseless"),
-        (("plan", "SPEC", "--epsilon", "1", "--schedule", "strongly_convex"), "needs lambda > 0"),
+        (("plan", "SPEC", "--epsilon", "1", "--method", "magic"), "method must be one of auto, "),
+        (("plan", "SPEC", "--epsilon", "1", "--radius", "1"), "radius belongs to method bolt-on or "),
+        (
+            ("plan", "SPEC", "--epsilon", "1", "--method", "bolt-on", "--schedule", "strongly_convex"),
+            "needs lambda > 0",
+        ),
         (("plan", "SPEC", "--epsilon", "1", "--format", "xml"), "--format must be text or json"),
         (("evaluate", "nobody", "--table", "people", "--public"), "there is no model called nobody"),
         (("predict", "nobody", "--table", "people", "--id", "id", "--into", "p"), "no model called nobody"),
@@ -416,7 +423,8 @@ def test_interrupts(
     place: str,
 ) -> None:
     """Stopped inside one long statement, and between many short ones."""
-    long_run = [slow_spec] if place == "pack" else [spec, "--passes", "100000", "--batch-size", "300"]
+    many_passes = ("--method", "bolt-on", "--passes", "100000", "--batch-size", "300")
+    long_run = [slow_spec] if place == "pack" else [spec, *many_passes]
     command = ["train", *long_run, "--epsilon", "1", "--name", "m", "--dsn", database]
     line = stopped(connection, environment, command, f"dpml.{PLACES[place]}", sent, code)
     assert "interrupted" in line
@@ -463,6 +471,8 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(
         spec,
         "--epsilon",
         "1",
+        "--method",
+        "dp-gd",
         "--passes",
         "3",
         "--dsn",

@@ -43,7 +43,8 @@ def models(database: str) -> None:
         load_adult(connection)
     for task in people.LABELS:
         pg_dpml.train(database, people.spec(task), None, PLAIN, name=task)
-    pg_dpml.train(database, DataSpec.from_toml(ADULT_SPEC), PrivacySpec(1.0), name="income")
+    bolt_on = TrainSpec(method="bolt-on")
+    pg_dpml.train(database, DataSpec.from_toml(ADULT_SPEC), PrivacySpec(1.0), bolt_on, name="income")
 
 
 @pytest.fixture(autouse=True)

@@ -170,7 +170,9 @@ def by_rows(x: FloatArray, y: FloatArray) -> FloatArray:
 def test_a_private_run_is_the_oracles_run_plus_noise(
     database: str, spy: Spy, task: str, training: dict[str, Any]
 ) -> None:
-    result = pg_dpml.train(database, people.spec(task), PRIVACY, TrainSpec(**training), name="m")
+    result = pg_dpml.train(
+        database, people.spec(task), PRIVACY, TrainSpec(method="bolt-on", **training), name="m"
+    )
     sgd: Any = result.plan.work
     assert len(spy.orders) == (sgd.passes if sgd.fresh_order else 1)
     expected = people.encode(result.model.encoder, PEOPLE)
@@ -196,7 +198,7 @@ def test_a_noiseless_run_is_the_oracles_run(database: str, spy: Spy, task: str) 
 
 
 def test_orders_are_random_and_fresh_ones_differ(database: str, spy: Spy) -> None:
-    training = TrainSpec(passes=3, fresh_order=True)
+    training = TrainSpec(method="bolt-on", passes=3, fresh_order=True)
     pg_dpml.train(database, people.spec(), PRIVACY, training, name="m")
     pg_dpml.train(database, people.spec(), PRIVACY, training, name="m2")
     assert len({x.tobytes() for x, _ in spy.orders}) == 6
@@ -264,7 +266,7 @@ def test_wide_one_hot_rows_are_sparse(database: str, connection: psycopg.Connect
     data = pg_dpml.DataSpec(
         "sparse", Label("y", positive="true"), (Column("word", levels=levels, centered=False),)
     )
-    result = pg_dpml.train(database, data, PRIVACY, TrainSpec(passes=2), name="m")
+    result = pg_dpml.train(database, data, PRIVACY, TrainSpec(method="bolt-on", passes=2), name="m")
     assert result.model.encoder["format"] == "csr"
     assert spy.without_noise is not None
     work: Any = result.plan.work
@@ -315,7 +317,7 @@ def test_a_model_predicts_what_it_learned(
 
 
 def test_what_is_stored(database: str, connection: psycopg.Connection) -> None:
-    result = pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(passes=2), name="m")
+    result = pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(method="bolt-on", passes=2), name="m")
     ((charge, *entry),) = ledger(connection)
     noise = dataclasses.asdict(result.plan.noise)  # type: ignore[arg-type]
     expected = ["public.people", "m", "bolt-on", True, Decimal(1), Decimal("0.000001"), "replace_one", N]
@@ -369,7 +371,7 @@ def test_tiny_tables(
     """Fewer rows than a batch, and than features."""
     create_people(connection, make_people(n), "tiny")
     for fresh_order in (False, True):
-        training = TrainSpec(passes=2, fresh_order=fresh_order, average="all")
+        training = TrainSpec(method="bolt-on", passes=2, fresh_order=fresh_order, average="all")
         name = f"m{fresh_order}"
         result = pg_dpml.train(
             database, people.spec(task, "tiny"), PrivacySpec(1.0, delta), training, name=name
@@ -508,7 +510,9 @@ def test_progress(database: str) -> None:
     def progress(phase: str, done: int, total: int) -> None:
         seen.append((phase, done, total))
 
-    pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(passes=3), name="m", progress=progress)
+    pg_dpml.train(
+        database, people.spec(), PRIVACY, TrainSpec(method="bolt-on", passes=3), name="m", progress=progress
+    )
     assert seen == [("pack", 0, 1), ("pack", 1, 1), ("pass", 1, 3), ("pass", 2, 3), ("pass", 3, 3)]
 
 
@@ -677,7 +681,7 @@ def curator(database: str, connection: psycopg.Connection) -> Iterator[str]:
 
 
 def test_a_curator_needs_no_superuser(database: str, connection: psycopg.Connection, curator: str) -> None:
-    training = TrainSpec(passes=2, fresh_order=True)
+    training = TrainSpec(method="bolt-on", passes=2, fresh_order=True)
     result = pg_dpml.train(curator, people.spec(), PRIVACY, training, name="m")
     assert scalar(connection, "SELECT charged_by FROM dpml.ledger") == "alice"
     assert pg_dpml.evaluate(curator, "m", "people", public=True).model == result.model.name
@@ -703,4 +707,6 @@ def test_the_registry_reads_what_it_wrote(database: str) -> None:
         found = registry.load_model(session, "m")
     engine.dispose()
     np.testing.assert_array_equal(found.weights, result.model.weights)
-    assert dataclasses.replace(found, weights=result.model.weights) == result.model
+    np.testing.assert_array_equal(found.whitening, result.model.whitening)
+    arrays: dict[str, Any] = {"weights": result.model.weights, "whitening": result.model.whitening}
+    assert dataclasses.replace(found, **arrays) == result.model

@@ -36,7 +36,7 @@ SURE = PrivacySpec(50.0, 1e-3)
 PEOPLE = [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE]
 BAD = 1e-6
 """A ball so small that a model is lost in its noise."""
-GRID = Grid({"radius": [BAD, 1e3, 2 * BAD]})
+GRID = Grid({"radius": [BAD, 1e3, 2 * BAD]}, TrainSpec(method="bolt-on"))
 VISITS, PATIENTS = 1200, 205
 """199 patients of six visits, and six visits of nobody known."""
 
@@ -318,7 +318,7 @@ def test_each_candidate_has_its_own_rows_and_full_privacy(
         return run(job)
 
     monkeypatch.setattr(TUNING, "run_method", look)
-    grid = Grid({"passes": [1, 2, 3, 4, 5, 6]}, TrainSpec(fresh_order=True))
+    grid = Grid({"passes": [1, 2, 3, 4, 5, 6]}, TrainSpec(method="bolt-on", fresh_order=True))
     pg_dpml.tune(database, people.spec(), PrivacySpec(1.0), grid, name="m")
     assert blocks == [129, 129, 129, 129, 128, 128] == [plan.problem.n_rows for plan in plans]
     assert [plan.work.passes for plan in plans] == [1, 2, 3, 4, 5, 6]
@@ -353,7 +353,12 @@ def test_pure_privacy_charges_the_samplers_delta(database: str, connection: psyc
             Grid({"loss": ["logistic", "squared"]}),
             "candidate loss = squared: loss for",
         ),
-        (visits(), PRIVACY, Grid({"passes": [1, 2]}, TrainSpec(fresh_order=True)), "fresh_order does not go"),
+        (
+            visits(),
+            PRIVACY,
+            Grid({"passes": [1, 2]}, TrainSpec(method="bolt-on", fresh_order=True)),
+            "fresh_order does not go",
+        ),
         (
             people.spec(where="id < 7", definition_is_public=True),
             PRIVACY,

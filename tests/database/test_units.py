@@ -91,7 +91,7 @@ def test_training_by_unit(
 ) -> None:
     name = f"unit_{batch_size}_{fresh_order}"
     data = spec(unit="patient", max_rows_per_unit=6)
-    training = TrainSpec(passes=3, batch_size=batch_size, fresh_order=fresh_order)
+    training = TrainSpec(method="bolt-on", passes=3, batch_size=batch_size, fresh_order=fresh_order)
     result = pg_dpml.train(database, data, PRIVACY, training, name=name)
     assert result.plan.problem.n_rows == 205
     assert result.plan.guarantee is not None
@@ -116,7 +116,9 @@ def test_one_vs_all(database: str, connection: psycopg.Connection, visits: str) 
     columns = (Column("dose", lower=0, upper=1), Column("ill"))
     data = spec(label=Label("ward", classes=("a", "b", "c")), columns=columns)
     for loss in ("logistic", "huber_svm"):
-        result = pg_dpml.train(database, data, PRIVACY, TrainSpec(loss=loss), name=f"ova_{loss}")
+        result = pg_dpml.train(
+            database, data, PRIVACY, TrainSpec(method="bolt-on", loss=loss), name=f"ova_{loss}"
+        )
         assert result.model.weights.shape == (3 * 3,)
     rows = connection.execute(
         "SELECT dpml.predict_proba('ova_logistic', v), dpml.predict('ova_logistic', v) FROM visits v LIMIT 20"
@@ -154,7 +156,7 @@ def test_one_vs_all_pass_is_k_binary_passes(connection: psycopg.Connection) -> N
 def test_projection(database: str, connection: psycopg.Connection, visits: str) -> None:
     scan = Column("scan", lower=0, upper=255, length=36)
     data = spec(columns=(scan, Column("dose", lower=0, upper=1)), projection=5, projection_seed=12)
-    result = pg_dpml.train(database, data, PRIVACY, name="projected")
+    result = pg_dpml.train(database, data, PRIVACY, TrainSpec(method="bolt-on"), name="projected")
     assert result.plan.problem.n_features == 6
     assert result.model.encoder["projection"] == {"features": 5, "seed": 12}
     pixels, dose, value = (
@@ -194,6 +196,10 @@ def test_sparse_blocks_lie_in_order(database: str, connection: psycopg.Connectio
     assert sum(len(block.labels) for block in blocks) == 20000
     assert packed(database, data, again=True)
     result = pg_dpml.train(
-        database, data, PRIVACY, TrainSpec(fresh_order=True, passes=2), name=f"sparse_{n_levels}"
+        database,
+        data,
+        PRIVACY,
+        TrainSpec(method="bolt-on", fresh_order=True, passes=2),
+        name=f"sparse_{n_levels}",
     )
     assert result.passes == 2

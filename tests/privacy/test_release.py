@@ -27,7 +27,9 @@ N_ROWS = 40
 
 def regression_plan(epsilon: float, delta: float, relation: Relation, n_features: int) -> Any:
     problem = Problem(N_ROWS, n_features, 1, "regression")
-    return bolt_on.plan(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(batch_size=7, passes=2))
+    return bolt_on.plan(
+        problem, PrivacySpec(epsilon, delta, relation), TrainSpec(method="bolt-on", batch_size=7, passes=2)
+    )
 
 
 def worst_models(plan: Any) -> list[npt.NDArray[np.float64]]:

@@ -181,7 +181,7 @@ def far_apart(step_size: float, m: int, batch_size: int, unit: int, n_units: int
 def test_a_step_of_a_unit_is_as_steep_as_all_its_rows(m: int) -> None:
     """Where the loss is curved at every row, distances grow once eta m beta > 2; the cap forbids it."""
     problem = Problem(200, 1, 1, "regression", "patient", m)
-    spec = TrainSpec(clip=1.0, passes=1, batch_size=10, step_size=100.0)
+    spec = TrainSpec(method="bolt-on", clip=1.0, passes=1, batch_size=10, step_size=100.0)
     plan: Any = bolt_on.plan(problem, PrivacySpec(1.0, 1e-6), spec)
     assert plan.noise is not None
     step_size = plan.work.schedule.step(1)
@@ -194,7 +194,10 @@ def test_a_step_of_a_unit_is_as_steep_as_all_its_rows(m: int) -> None:
 
 
 def test_the_plan_charges_a_unit_for_all_its_rows() -> None:
-    privacy, spec = PrivacySpec(1.0, 1e-6), TrainSpec(passes=2, batch_size=10, step_size=0.1)
+    privacy, spec = (
+        PrivacySpec(1.0, 1e-6),
+        TrainSpec(method="bolt-on", passes=2, batch_size=10, step_size=0.1),
+    )
     row: Any = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
     unit: Any = bolt_on.plan(Problem(1000, 5, 1, "binary", "patient", 7), privacy, spec)
     assert row.noise is not None
@@ -208,7 +211,10 @@ def test_the_plan_charges_a_unit_for_all_its_rows() -> None:
 
 def test_one_vs_all_is_one_release() -> None:
     """Its sensitivity is sqrt K that of one binary model."""
-    privacy, spec = PrivacySpec(1.0, 1e-6), TrainSpec(loss="logistic", passes=2, batch_size=10, step_size=0.1)
+    privacy, spec = (
+        PrivacySpec(1.0, 1e-6),
+        TrainSpec(method="bolt-on", loss="logistic", passes=2, batch_size=10, step_size=0.1),
+    )
     one: Any = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
     all_: Any = bolt_on.plan(Problem(1000, 5, 9, "multiclass"), privacy, spec)
     assert one.noise is not None

@@ -92,7 +92,7 @@ def _privacy_options(
 
 
 def _training_options(
-    method: Annotated[str, typer.Option(help=" | ".join(METHODS))] = "bolt-on",
+    method: Annotated[str, typer.Option(help=" | ".join(METHODS))] = "auto",
     solver: Annotated[
         str | None, typer.Option(help=" | ".join(SOLVERS) + ", of bolt-on. Default: certified with --lambda.")
     ] = None,

@@ -78,28 +78,21 @@ class ComposedNoise:
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
-        found = []
+        releases = []
         if self.moments is not None:
-            found.append(
-                (
-                    "Moments",
-                    f"one release of second moments, noise of standard deviation {self.moments.scale:.4g} on "
-                    f"sums of sensitivity {self.moments.sensitivity:.4g}",
-                )
-            )
+            releases.append(("the sum of second moments", self.moments))
         if self.gradient is not None:
-            found.append(
-                (
-                    "Gradients",
-                    f"{self.steps} releases, noise of standard deviation {self.gradient.scale:.4g} in every "
-                    f"coordinate of sums of sensitivity {self.gradient.sensitivity:.4g}",
-                )
-            )
-        text = (
-            f"gaussian, mu = {self.mu:.4g} in all: adds a standard deviation of about "
-            f"{self.score_stddev:.3g} to the score of a row"
+            releases.append((f"each of {self.steps} sums of gradients", self.gradient))
+        moves = ", ".join(f"{one.sensitivity:.4g} for {name}" for name, one in releases)
+        stddevs = ", ".join(f"standard deviation {one.scale:.4g} in {name}" for name, one in releases)
+        return (
+            ("Sensitivity", f"{moves} (L2 distance one row can move it)"),
+            (
+                "Noise",
+                f"gaussian, {stddevs}: mu = {self.mu:.4g} in all. Adds a standard deviation of about "
+                f"{self.score_stddev:.3g} to the score of a row.",
+            ),
         )
-        return (*found, ("Noise", text))
 
 
 def run_mu(epsilon: float, delta: float, n_numbers: int) -> float:
