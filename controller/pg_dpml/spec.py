@@ -40,10 +40,13 @@ LONGEST_LEVEL = 10_000
 AVERAGES = ("none", "all", "tail")
 MAX_CANDIDATES = 64
 
-_SGD_OPTIONS = (
-    *("loss", "huber_h", "clip", "passes", "batch_size", "lambda_", "schedule", "step_size", "exponent"),
+SGD_OPTIONS = (
+    *("passes", "batch_size", "schedule", "step_size", "exponent"),
     *("radius", "average", "tail", "fresh_order"),
 )
+"""Fields of `TrainSpec` that only the passes of SGD use."""
+
+_LOSS_OPTIONS = ("loss", "huber_h", "clip", "lambda_")
 METHOD_OPTIONS = {
     "auto": ("loss", "huber_h"),
     "whitened-dp-gd": ("loss", "huber_h", "clip", "passes"),
@@ -52,9 +55,9 @@ METHOD_OPTIONS = {
         *("average", "tail"),
     ),
     "sufficient-statistics": ("loss",),
-    "bolt-on": (*_SGD_OPTIONS, "solver"),
-    "noiseless": (*_SGD_OPTIONS, "tolerance"),
-    "lbfgs": ("loss", "huber_h", "clip", "lambda_", "passes", "tolerance"),
+    "bolt-on": (*_LOSS_OPTIONS, *SGD_OPTIONS, "solver"),
+    "noiseless": (*_LOSS_OPTIONS, *SGD_OPTIONS, "tolerance"),
+    "lbfgs": (*_LOSS_OPTIONS, "passes", "tolerance"),
 }
 """Fields of `TrainSpec` that each method uses: a value for another would change nothing, and is refused."""
 

@@ -51,6 +51,7 @@ class FakeJob:
         ]
         self.problem = Problem(n_units or n, d, loss.n_classes, task(loss))
         self.plan = SimpleNamespace(problem=self.problem)
+        self.rows = n
         self.passes = 0
         self.phases: list[tuple[str, int, int]] = []
 
@@ -61,6 +62,9 @@ class FakeJob:
         self.passes += 1
         assert options == loss_options(self.loss) | {"losses": False}
         return replay.gradient(self.blocks, weights, self.loss, losses=False)
+
+    def require_all(self, rows: int) -> None:
+        assert rows == self.rows
 
     def hessian(self, weights: FloatArray, options: Mapping[str, Any]) -> FloatArray:
         self.passes += 1
@@ -464,8 +468,10 @@ def test_a_run_tells_no_number_of_passes() -> None:
     json.dumps(record, allow_nan=False)
     text = " ".join(report.plan_text(job.plan).split())
     assert "until the norm of the gradient is certified" in text
+    training: dict[str, Any] = {"features": []}
+    weights = np.zeros(1)
     model: Any = SimpleNamespace(
-        name="m", charge=1, classes=None, training={"features": []}, weights=np.zeros(1), whitening=None
+        name="m", charge=1, classes=None, training=training, weights=weights, whitening=None
     )
     done: Any = SimpleNamespace(model=model, plan=job.plan, passes=None, seconds=12.345)
     assert "12.3" not in report.result_text(done)
@@ -502,11 +508,13 @@ def test_the_baseline_stops_after_the_passes_asked_for() -> None:
 
 
 def test_options_of_others_are_refused() -> None:
-    with pytest.raises(SpecError, match="batch_size belongs to method bolt-on"):
-        lbfgs(batch_size=10)
+    given: dict[str, Any] = {"batch_size": 10, "schedule": "constant", "radius": 1.0, "average": "all"}
+    for name, value in given.items():
+        with pytest.raises(SpecError, match=f"{name} belongs to method"):
+            lbfgs(**{name: value})
     for method in ("lbfgs", "noiseless"):
         with pytest.raises(SpecError, match="solver belongs to method bolt-on"):
-            baselines.plan(ADULT, None, TrainSpec(method=method, solver="sgd"))
+            TrainSpec(method=method, solver="sgd")
 
 
 def test_limits_are_those_of_the_server() -> None:

@@ -74,7 +74,7 @@ class Spy:
             return work_table(job, kind, columns)
 
         def spied_copy(session: Session, table: Any, types: Sequence[str], values: Sequence[Any]) -> None:
-            self.sent += list(values[0])
+            self.sent.extend(values[0].tolist())
             copy_row(session, table, types, values)
 
         monkeypatch.setattr(bolt_on, "release", spied_release)
@@ -135,7 +135,8 @@ def test_a_private_run_is_the_minimiser_plus_noise(
     database: str, connection: psycopg.Connection, spy: Spy, task: str, training: dict[str, Any], delta: float
 ) -> None:
     """By the certificate alone: a gradient below tau is within tau / lambda of the minimiser."""
-    spec = TrainSpec(method="bolt-on", **({"lambda_": LAMBDA} | training))
+    given: dict[str, Any] = {"method": "bolt-on", "lambda_": LAMBDA}
+    spec = TrainSpec(**(given | training))
     privacy = PrivacySpec(1.0, delta)
     result = pg_dpml.train(database, people.spec(task), privacy, spec, name="m")
     work: Any = result.plan.work

@@ -23,20 +23,11 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.certified import Certified, Objective, make_certified
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import (
-    Guarantee,
-    Plan,
-    Problem,
-    Work,
-    choose_loss,
-    given_options,
-    privacy_warnings,
-    refuse_options,
-)
-from pg_dpml.methods.sgd import SGD_OPTIONS, Sgd, make_sgd, run_passes
+from pg_dpml.methods.plan import Guarantee, Plan, Problem, Work, choose_loss, privacy_warnings
+from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec import SGD_OPTIONS, PrivacySpec, TrainSpec
 
 __all__ = ["plan", "release", "run"]
 
@@ -153,12 +144,19 @@ def _choose_solver(spec: TrainSpec) -> str:
     """The solver asked for; by default certified where lambda > 0 and nothing that only SGD uses is given."""
     regularised = spec.lambda_ is not None and spec.lambda_ > 0.0
     if spec.solver == "certified":
-        refuse_options(spec, SGD_OPTIONS, "belongs to solver = sgd: leave it out, or take that solver")
+        for name in _sgd_options(spec):
+            raise SpecError(f"{name} belongs to solver = sgd: leave {name} out, or take that solver")
         if not regularised:
             raise SpecError("solver = certified needs lambda > 0: give lambda, or take solver = sgd")
     if spec.solver is not None:
         return spec.solver
-    return "certified" if regularised and not given_options(spec, SGD_OPTIONS) else "sgd"
+    return "certified" if regularised and not _sgd_options(spec) else "sgd"
+
+
+def _sgd_options(spec: TrainSpec) -> list[str]:
+    """Options that only SGD uses, and that are given."""
+    default = TrainSpec()
+    return [name for name in SGD_OPTIONS if getattr(spec, name) != getattr(default, name)]
 
 
 def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> Plan:
@@ -194,7 +192,7 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Los
         )
     reason = (
         "by default the noise in a score is the same for every epsilon: a larger one buys longer steps"
-        if not given_options(spec, SGD_OPTIONS)
+        if not _sgd_options(spec)
         else ""
     )
     return _add_noise(

@@ -132,9 +132,10 @@ class Objective:
         only_gradient = options | {"losses": False}
 
         def gradient(weights: FloatArray) -> FloatArray:
-            sums = job.gradient(weights, only_gradient).gradient
-            assert sums is not None  # there are rows
-            return sums / problem.n_rows + self.lambda_ * weights
+            sums = job.gradient(weights, only_gradient)
+            assert sums.gradient is not None  # there are rows
+            job.require_all(sums.rows)
+            return sums.gradient / problem.n_rows + self.lambda_ * weights
 
         def hessian(weights: FloatArray) -> FloatArray:
             return job.hessian(weights, options) / problem.n_rows + self.lambda_ * np.eye(len(weights))

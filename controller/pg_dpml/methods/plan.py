@@ -20,11 +20,9 @@ __all__ = [
     "Problem",
     "Work",
     "choose_loss",
-    "given_options",
     "loss_options",
     "noise_record",
     "privacy_warnings",
-    "refuse_options",
 ]
 
 LOSS_OF_TASK = {
@@ -210,29 +208,3 @@ def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> li
     if privacy.epsilon > 20.0:
         found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
     return found
-
-
-def refuse_options(spec: TrainSpec, names: Sequence[str], advice: str) -> None:
-    """Refuse options that a method does not use, if they are given.
-
-    Parameters
-    ----------
-    spec : TrainSpec
-    names : sequence of str
-        Fields of the spec.
-    advice : str
-        Whose options they are and what to do, after "NAME ".
-
-    Raises
-    ------
-    SpecError
-        Naming the first that is given.
-    """
-    for name in given_options(spec, names):
-        raise SpecError(f"{name} {advice}")
-
-
-def given_options(spec: TrainSpec, names: Sequence[str]) -> list[str]:
-    """Those fields of a spec that are not at their defaults."""
-    default = TrainSpec()
-    return [name for name in names if getattr(spec, name) != getattr(default, name)]

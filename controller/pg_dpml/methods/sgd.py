@@ -18,15 +18,9 @@ from pg_dpml.methods.plan import Problem, loss_options
 from pg_dpml.rows import repack
 from pg_dpml.spec import TrainSpec
 
-__all__ = ["SGD_OPTIONS", "Sgd", "average_start", "make_sgd", "run_passes"]
+__all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
 
 DEFAULT_TAIL = 0.5
-
-SGD_OPTIONS = (
-    *("passes", "batch_size", "schedule", "step_size", "exponent"),
-    *("radius", "average", "tail", "fresh_order"),
-)
-"""Fields of a spec that only SGD uses."""
 
 
 @dataclass(frozen=True)
