@@ -56,19 +56,19 @@ class Table:
 
 
 def pack(
-    form: str, x: FloatArray, y: FloatArray, starts: npt.ArrayLike | None, ends: Sequence[int]
+    form: str, x: npt.ArrayLike, y: npt.ArrayLike, starts: npt.ArrayLike | None, ends: Sequence[int]
 ) -> list[bytes]:
     """Blocks, dense or csr, each of the rows from one of the `ends` to the next; the last end is n."""
     blocks = []
     for first, end in zip([0, *ends[:-1]], ends, strict=True):
-        rows, labels = x[first:end], y[first:end]
+        rows, labels = np.asarray(x)[first:end], np.asarray(y)[first:end]
         own = None if starts is None else np.asarray(starts)[first:end]
         if form == "dense":
             blocks.append(replay.pack_dense(rows, labels, own))
         else:
             row, column = np.nonzero(rows)
             row_end = np.searchsorted(row, np.arange(len(rows)), side="right")
-            blocks.append(replay.pack_csr(x.shape[1], row_end, column, rows[row, column], labels, own))
+            blocks.append(replay.pack_csr(rows.shape[1], row_end, column, rows[row, column], labels, own))
     return blocks
 
 

@@ -77,8 +77,7 @@ def random_row(rng: np.random.Generator, n_features: int) -> FloatArray:
     norm = float(np.linalg.norm(row))
     row *= neighbours.LONGEST_ROW / norm if norm > 0.0 else 0.0
     row *= rng.choice([1.0, 1.0, 1.0, 1.0, rng.random(), 1e-30, 1e-42, 0.0])
-    rounded: FloatArray = np.asarray(row, dtype=np.float32).astype(np.float64)
-    return rounded
+    return np.asarray(row, dtype=np.float32).astype(np.float64)
 
 
 def random_label(rng: np.random.Generator, loss: Loss) -> float:
@@ -130,7 +129,7 @@ def random_neighbour(
 
 
 def random_weights(rng: np.random.Generator, size: int) -> FloatArray:
-    weights = rng.normal(size=size) * rng.choice([0.0, 1.0, 1.0, 30.0, 1e4, 1e150, 1e300])
+    weights: FloatArray = rng.normal(size=size) * rng.choice([0.0, 1.0, 1.0, 30.0, 1e4, 1e150, 1e300])
     if rng.random() < 0.1:
         weights[rng.integers(size)] = rng.choice([math.nan, math.inf, -math.inf, 1.7e308])
     return weights
@@ -297,7 +296,7 @@ def test_errors_of_neighbours(name: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_counts_the_same_wherever_it_lies(form: str) -> None:
-    """Bit for bit: values of one row can move where blocks begin, which must not change other rows' shares."""
+    """Bit for bit: one row can move where blocks begin, which must not change other rows' shares."""
     rng = np.random.default_rng(4)
     n, d = 23, 29
     base = np.array([random_row(rng, d) for _ in range(n)]) * 0.5

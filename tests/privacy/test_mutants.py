@@ -32,9 +32,14 @@ class Mutant:
     test: str
 
 
+COMPOSED = "controller/pg_dpml/privacy/composed.py"
+FULL_BATCH = "controller/pg_dpml/methods/full_batch.py"
+GRADIENT = "udas/kernels/gradient.c"
 MECHANISMS = "controller/pg_dpml/privacy/mechanisms.py"
 SENSITIVITY = "udas/kernels/sensitivity.c"
 TEST_CERTIFIED = "tests/controller/test_certified.py"
+TEST_FULL_BATCH = "tests/privacy/test_full_batch_release.py"
+TEST_FULL_BATCH_REPLAY = "tests/privacy/test_full_batch_replay.py"
 TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
 TEST_PLAN = "tests/controller/test_plan.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
@@ -190,6 +195,92 @@ MUTANTS = [
         "max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)",
         "max_step=1.0 / (loss.smoothness + lambda_)",
         "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",
+    ),
+    Mutant(
+        "noise-of-a-step-halved",
+        COMPOSED,
+        "return mechanisms.release(gradient, noise, source or Noise())",
+        "return (gradient + mechanisms.release(gradient, noise, source or Noise())) / 2.0",
+        f"{TEST_FULL_BATCH}::test_an_attack_on_dp_gd_learns_no_more_than_claimed[1.0-Relation.REPLACE_ONE-1-more1]",
+    ),
+    Mutant(
+        "steps-without-sqrt-T",
+        COMPOSED,
+        "rounding, n_weights, mu / math.sqrt(steps)",
+        "rounding, n_weights, mu",
+        f"{TEST_FULL_BATCH}::test_plans_computed_again[dp-gd]",
+    ),
+    Mutant(
+        "D-of-steps-without-the-2",
+        COMPOSED,
+        "relation.gradient_change(bound), rounding",
+        "bound, rounding",
+        f"{TEST_FULL_BATCH}::test_plans_computed_again[dp-gd]",
+    ),
+    Mutant(
+        "rows-of-a-unit-in-a-step-counted-once",
+        FULL_BATCH,
+        "bound = problem.max_rows_per_unit * min(",
+        "bound = min(",
+        f"{TEST_FULL_BATCH}::test_plans_computed_again[dp-gd]",
+    ),
+    Mutant(
+        "second-moments-of-replaced-rows-as-of-added",
+        COMPOSED,
+        "(Relation.REPLACE_ONE, False): 2.0",
+        "(Relation.REPLACE_ONE, False): 1.0",
+        f"{TEST_FULL_BATCH}::test_an_attack_on_second_moments_learns_no_more_than_claimed"
+        "[False-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "labels-added-to-second-moments-as-if-apart",
+        COMPOSED,
+        "(Relation.REPLACE_ONE, True): 4.5",
+        "(Relation.REPLACE_ONE, True): 2.0",
+        f"{TEST_FULL_BATCH}::test_an_attack_on_second_moments_learns_no_more_than_claimed"
+        "[True-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "second-moments-not-paid-for",
+        FULL_BATCH,
+        "gradient_mu = math.sqrt(1.0 - GRAM_SHARE) * mu",
+        "gradient_mu = mu",
+        f"{TEST_FULL_BATCH}::test_plans_computed_again[whitened-dp-gd]",
+    ),
+    Mutant(
+        "float32-lengthens-whitened-rows",
+        COMPOSED,
+        "return (1.0 - 2.0**-19) / (1.0 + condition * 2.0**-23)",
+        "return 1.0 - 2.0**-19 + 0.0 * condition",
+        f"{TEST_FULL_BATCH}::test_rows_are_scaled_for_the_rounding_of_float32",
+    ),
+    Mutant(
+        "condition-not-as-planned",
+        FULL_BATCH,
+        "np.clip(values, 0.0, whitening.most)",
+        "np.maximum(values, 0.0)",
+        f"{TEST_FULL_BATCH}::test_the_condition_of_every_released_matrix_is_as_planned",
+    ),
+    Mutant(
+        "noise-on-both-halves-of-a-matrix",
+        COMPOSED,
+        "weight = np.where(above[0] == above[1], 1.0, math.sqrt(2.0))",
+        "weight = np.where(above[0] == above[1], 1.0, 2.0)",
+        f"{TEST_FULL_BATCH}::test_noise_of_second_moments_has_its_distribution[False]",
+    ),
+    Mutant(
+        "derivatives-of-a-row-not-clipped",
+        GRADIENT,
+        "if (norm > options->gradient_clip)",
+        "if (norm > 1000.0 * options->gradient_clip)",
+        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients",
+    ),
+    Mutant(
+        "gradient-of-a-unit-not-clipped",
+        GRADIENT,
+        "norm > options->unit_clip ? options->unit_clip / norm : 1.0",
+        "1.0",
+        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients",
     ),
     Mutant(
         "passes-stopped-by-tolerance",
