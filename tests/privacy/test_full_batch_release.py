@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ from scipy.optimize import brentq
 from scipy.special import erfcx
 
 import neighbours
+from kernel_job import KernelJob
 from neighbours import FloatArray
 from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.methods import full_batch, sufficient_statistics
-from pg_dpml.methods.job import GradientSums, GramSums
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import composed
 from pg_dpml.privacy.composed import ComposedNoise
@@ -69,46 +69,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     while gaussian_delta(high, mu) > delta:
         high *= 2.0
     return float(brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, high))
-
-
-# Runs without a server.
-
-
-@dataclass
-class Replay:
-    """The job of a run over blocks in memory."""
-
-    plan: Plan
-    blocks: list[bytes]
-    released: list[FloatArray] = field(default_factory=list)
-
-    def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> GradientSums:
-        given = dict(options)
-        loss = Loss(
-            given.pop("loss"),
-            n_classes=given.pop("classes", 1),
-            huber_h=given.pop("huber_h", 0.1),
-            clip=given.pop("clip", math.inf),
-        )
-        given.pop("units", None)
-        return GradientSums(*replay.gradient(self.blocks, weights, loss, **given))
-
-    def gram(self) -> GramSums:
-        sums = replay.gram(self.blocks)
-        d = self.plan.problem.n_features
-        xx = np.zeros((d, d))
-        xx[np.triu_indices(d)] = sums.xx
-        assert sums.xy is not None
-        return GramSums(xx + np.triu(xx, 1).T, sums.xy, sums.rows)
-
-    def whiten(self, matrix: FloatArray, norm: float) -> None:
-        self.blocks = [replay.whiten(block, matrix, norm) for block in self.blocks]
-
-    def require_all(self, rows: int) -> None:
-        """The kernels skip none."""
-
-    def report(self, phase: str, done: int, total: int) -> None:
-        """Nobody looks."""
 
 
 @pytest.fixture
@@ -159,7 +119,7 @@ def mu_lower_bound(one: FloatArray, two: FloatArray, middle: float) -> float:
 
 def final_weights(plan: Plan, blocks: list[bytes], runs: int = RUNS) -> FloatArray:
     """Released models of so many runs, shape (runs, n_weights)."""
-    job: Any = [Replay(plan, blocks) for _ in range(runs)]
+    job: Any = [KernelJob(plan, blocks) for _ in range(runs)]
     return np.array([full_batch.run(each).weights for each in job])
 
 
@@ -186,7 +146,7 @@ def test_an_attack_on_dp_gd_learns_no_more_than_claimed(
     assert isinstance(plan.work, full_batch.Descent)
     x = np.array([neighbours.LONGEST_ROW, 0.0])
     tables = worst_tables(relation, more.get("m", 1), x, -x)
-    quiet = [Replay(plan, blocks).gradient(np.zeros(2), plan.work.options()).gradient for blocks in tables]
+    quiet = [KernelJob(plan, blocks).gradient(np.zeros(2), plan.work.options()).gradient for blocks in tables]
     assert quiet[0] is not None
     assert quiet[1] is not None
     reach = -plan.work.step_size() * steps / N
@@ -212,7 +172,7 @@ def test_an_attack_on_whitened_dp_gd_learns_no_more_than_claimed() -> None:
     x = np.array([neighbours.LONGEST_ROW, 0.0])
     drawn = []
     for blocks in worst_tables(Relation.REPLACE_ONE, 1, x, -x):
-        jobs: Any = [Replay(plan, blocks) for _ in range(RUNS // 2)]
+        jobs: Any = [KernelJob(plan, blocks) for _ in range(RUNS // 2)]
         results = [full_batch.run(job) for job in jobs]
         # the matrix is known: undo it, and project on the whitened row
         drawn.append(
@@ -248,7 +208,7 @@ def released_moments(plan: Plan, blocks: list[bytes], runs: int, first_key: int)
     noise = plan.noise
     assert isinstance(noise, ComposedNoise)
     assert noise.moments is not None
-    sums = Replay(plan, blocks).gram()
+    sums = KernelJob(plan, blocks).gram()
     found = []
     for key in range(first_key, first_key + runs):
         xx, xy = composed.release_moments(
@@ -284,7 +244,7 @@ def test_an_attack_on_second_moments_learns_no_more_than_claimed(labels: bool, r
     tables = [neighbours.pack("dense", *each, None, [N]) for each in ((x, y), (other, other_y))]
     exact = []
     for blocks in tables:
-        sums = Replay(plan, blocks).gram()
+        sums = KernelJob(plan, blocks).gram()
         exact.append(np.concatenate([sums.xx.reshape(-1), sums.xy if labels else []]))
     axis = exact[0] - exact[1]
     runs = RUNS // 4
@@ -302,7 +262,7 @@ def test_noise_of_second_moments_has_its_distribution(labels: bool) -> None:
     mu = gaussian_mu(1.0, plan.guarantee.delta)
     stddev = math.sqrt(4.5) / mu if labels else math.sqrt(2.0) / (math.sqrt(GRAM_SHARE) * mu)
     blocks = neighbours.pack("dense", np.full((N, 3), 0.5), np.ones(N), None, [N])
-    sums = Replay(plan, blocks).gram()
+    sums = KernelJob(plan, blocks).gram()
     exact = np.concatenate([sums.xx.reshape(-1), sums.xy if labels else []])
     noise = released_moments(plan, blocks, RUNS // 2, 7) - exact
     diagonal, above = [0, 4, 8, *range(9, noise.shape[1])], [1, 2, 5]
@@ -365,7 +325,7 @@ def test_the_condition_of_every_released_matrix_is_as_planned() -> None:
         assert plan.work.whitening is not None
         x = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-4.0, 0.0, d)
         x *= neighbours.LONGEST_ROW / np.linalg.norm(x, axis=1, keepdims=True)
-        job: Any = Replay(plan, neighbours.pack("dense", x, np.ones(n), None, [n]))
+        job: Any = KernelJob(plan, neighbours.pack("dense", x, np.ones(n), None, [n]))
         matrix = full_batch.run(job).whitening
         assert matrix is not None
         np.testing.assert_array_equal(matrix, matrix.T)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The job of a run over blocks in memory: the kernels that the server runs, without a server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pg_dpml import replay
+from pg_dpml.kernels import FloatArray, Loss
+from pg_dpml.methods.job import GradientSums, GramSums
+from pg_dpml.methods.plan import Plan
+
+
+def symmetric(triangle: FloatArray, size: int) -> FloatArray:
+    """The matrix of an upper triangle, row by row."""
+    full = np.zeros((size, size))
+    full[np.triu_indices(size)] = triangle
+    return full + np.triu(full, 1).T
+
+
+def split(options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
+    """An aggregate's options as the loss, and what else the kernels take."""
+    given = dict(options)
+    loss = Loss(
+        given.pop("loss"),
+        n_classes=given.pop("classes", 1),
+        huber_h=given.pop("huber_h", 0.1),
+        clip=given.pop("clip", math.inf),
+    )
+    given.pop("units", None)
+    return loss, given
+
+
+@dataclass
+class KernelJob:
+    """What methods ask of `pg_dpml.methods.job.Job`."""
+
+    plan: Plan
+    blocks: list[bytes]
+
+    def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> GradientSums:
+        loss, more = split(options)
+        return GradientSums(*replay.gradient(self.blocks, weights, loss, **more))
+
+    def hessian(self, weights: FloatArray, options: Mapping[str, Any]) -> FloatArray:
+        return symmetric(replay.gram(self.blocks, weights, split(options)[0]).xx, len(weights))
+
+    def gram(self) -> GramSums:
+        sums = replay.gram(self.blocks)
+        assert sums.xy is not None
+        return GramSums(symmetric(sums.xx, self.plan.problem.n_features), sums.xy, sums.rows)
+
+    def whiten(self, matrix: FloatArray, norm: float) -> None:
+        self.blocks = [replay.whiten(block, matrix, norm) for block in self.blocks]
+
+    def require_all(self, rows: int) -> None:
+        """The kernels skip none."""
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Nobody looks."""
