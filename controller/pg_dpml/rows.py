@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -402,8 +403,7 @@ def _block_bytes(source: Source) -> int:
     """
     sparse = source.encoder["format"] == "csr"
     row_bytes = 8 + 8 * source.n_values if sparse else 4 + 4 * source.n_features
-    # each row has a bit for where units begin
-    unit_bytes = BLOCK_HEADER_BYTES + source.max_rows_per_unit * (row_bytes + 1)
+    unit_bytes = _unit_bytes(source.max_rows_per_unit, row_bytes)
     if unit_bytes <= BLOCK_PAGE_BYTES // 2:
         return BLOCK_PAGE_BYTES
     return max(BLOCK_MAX_BYTES, min(unit_bytes, LARGEST_BLOCK_BYTES))
@@ -411,7 +411,12 @@ def _block_bytes(source: Source) -> int:
 
 def unit_fits_block(max_rows_per_unit: int, n_features: int) -> bool:
     """Whether all rows of a unit lie in one block, sparse rows being shorter than dense ones."""
-    return BLOCK_HEADER_BYTES + max_rows_per_unit * (5 + 4 * n_features) <= LARGEST_BLOCK_BYTES
+    return _unit_bytes(max_rows_per_unit, 4 + 4 * n_features) <= LARGEST_BLOCK_BYTES
+
+
+def _unit_bytes(n_rows: int, row_bytes: int) -> int:
+    """A block of one unit: a bit a row says where units begin, in whole words of 32."""
+    return BLOCK_HEADER_BYTES + 4 * math.ceil(n_rows / 32) + n_rows * row_bytes
 
 
 def fill(

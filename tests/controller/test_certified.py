@@ -522,3 +522,8 @@ def test_limits_are_those_of_the_server() -> None:
     wide = Problem(100, 2501, 1, "binary")
     assert not Objective(Loss("logistic"), 0.1, 1)._has_hessian(wide)
     assert not Objective(LOSSES["softmax"], 0.1, 1)._has_hessian(ADULT)
+
+
+def test_a_gradient_too_small_for_float64_is_refused() -> None:
+    with pytest.raises(GuaranteeError, match="cannot be certified in float64"):
+        plan(Problem(1000, 2, 1, "binary"), lambda_=1.0, clip=1.572e-162)

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psycopg
 import pytest
 
 import pg_dpml
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, replay
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, replay, rows
 from pg_dpml.database import Database, sql
 from pg_dpml.rows import count_units, pack, repack, resolve
 
@@ -203,3 +205,15 @@ def test_sparse_blocks_lie_in_order(database: str, connection: psycopg.Connectio
         name=f"sparse_{n_levels}",
     )
     assert result.passes == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "n_features"), [(1, 9), (2, 131_072), (3, 100_000), (4, 70_000), (33, 9000)]
+)
+def test_a_block_has_room_for_a_whole_unit(most: int, n_features: int) -> None:
+    """Also just above the usual largest block: the header, words of 32 bits for the starts, the rows."""
+    source: Any = SimpleNamespace(
+        encoder={"format": "dense"}, n_features=n_features, n_values=n_features, max_rows_per_unit=most
+    )
+    needed = 16 + 4 * -(-most // 32) + most * (4 + 4 * n_features)
+    assert rows._block_bytes(source) >= needed

@@ -24,6 +24,9 @@ from pg_dpml.methods.plan import Problem, loss_options
 
 __all__ = ["Certified", "Objective", "make_certified"]
 
+SMALLEST_GOAL = 1e-140
+"""Of a gradient's norm, whose square float64 still tells from zero."""
+
 DEFAULT_SHARE = 0.01
 """tau = 0.01 D / n makes the noise 2 % larger than the exact minimiser would need."""
 
@@ -269,5 +272,10 @@ def make_certified(problem: Problem, objective: Objective, gradient_change: floa
             "or solver = sgd"
         )
     tau = max(DEFAULT_SHARE * gradient_change / max(problem.n_rows, 1), at_largest / (1.0 - by_tau / lambda_))
+    if tau < SMALLEST_GOAL:
+        raise GuaranteeError(
+            f"a gradient of norm {tau:.1e} cannot be certified in float64, whose squares vanish: "
+            "take a larger clip"
+        )
     radius = largest + tau / lambda_
     return Certified(objective, tau, objective.rounding(radius, problem.n_features), radius)
