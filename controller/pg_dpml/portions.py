@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pg_dpml.database import Session, sql
-from pg_dpml.rows import PackedRows, Source, create_blocks, fill, shuffled
+from pg_dpml.rows import PackedRows, Source, fill, shuffled
 
-__all__ = ["copy_packed", "equal_sizes", "pack_portions"]
+__all__ = ["equal_sizes", "pack_portions"]
 
 
 def equal_sizes(n_units: int, n_portions: int) -> tuple[int, ...]:
@@ -85,14 +85,3 @@ def pack_portions(session: Session, source: Source, sizes: Sequence[int]) -> lis
     ]
     session.execute(sql.SQL("DROP TABLE {}").format(work))
     return portions
-
-
-def copy_packed(session: Session, source: Source, packed: PackedRows) -> PackedRows:
-    """The same blocks in a table of their own, in the same order, for a run that drops what it worked on."""
-    blocks = create_blocks(session, source)
-    session.execute(
-        sql.SQL("INSERT INTO {} (block_no, block) SELECT b.block_no, b.block FROM {} AS b").format(
-            blocks, packed.blocks
-        )
-    )
-    return replace(packed, blocks=blocks)

@@ -22,7 +22,7 @@ from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods.job import Job, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
-from pg_dpml.portions import copy_packed, equal_sizes, pack_portions
+from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import selection
 from pg_dpml.rows import Source, count_units, resolve
 from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, Grid, PrivacySpec
@@ -350,8 +350,8 @@ def _score_on_public_rows(
     report("pack", 1, 1)
     results: list[Result] = []
     for plan in plans:
-        own = copy_packed(session, source, trained)
-        results.append(run_method(Job(session, source, plan, own, report)))
+        with session.discarded():  # the rows stay as they are for the next candidate
+            results.append(run_method(Job(session, source, plan, trained, report)))
         report("candidate", len(results), len(plans))
     session.execute(sql.SQL("DROP TABLE {}").format(trained.blocks))
     job = Job(session, source, plans[0], scored, report)
