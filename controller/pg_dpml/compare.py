@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from pg_dpml import scoring
 from pg_dpml.database import Database, Session, sql
-from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
+from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
 from pg_dpml.methods.job import Job, Progress
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.portions import pack_portions
@@ -288,7 +288,8 @@ def _measure_splits(
         In place of an error of the server that may quote a private row.
     """
     try:
-        return _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
+        with owner_stamp(not public):
+            return _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
     except DpmlError:
         raise
     except Exception:

@@ -12,8 +12,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes only; do not publish them."
+"""Stamp of figures, and of errors, that come from private rows without noise."""
 
 
 class DpmlError(Exception):
@@ -61,3 +67,20 @@ class RunInterrupted(KeyboardInterrupt):
     def __init__(self, message: str, interrupt: type[BaseException]) -> None:
         super().__init__(message)
         self.interrupt = interrupt
+
+
+@contextmanager
+def owner_stamp(owner: bool) -> Iterator[None]:
+    """Stamp a `SpecError` that was found by looking at private rows, if it is for their owner alone.
+
+    Parameters
+    ----------
+    owner : bool
+        Whether the rows are private; errors about public rows stay as they are.
+    """
+    try:
+        yield
+    except SpecError as error:
+        if not owner:
+            raise
+        raise SpecError(f"{error}. {OWNER_ONLY}") from None

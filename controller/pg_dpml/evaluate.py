@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from pg_dpml import registry
 from pg_dpml.database import Database, sql
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import GuaranteeError, SpecError, owner_stamp
 from pg_dpml.figures import Figures, exact_figures, require_columns
 from pg_dpml.noisy_error import NoisyError, release_error
 from pg_dpml.rows import record_of
@@ -129,12 +129,14 @@ def evaluate(
         stored = registry.load_model(session, model)
         relation = session.relation(table)
         require_columns(stored, relation, [stored.encoder["label"]["name"]])
+        with owner_stamp(owner):
+            figures = exact_figures(session, stored, relation)
         return Evaluation(
             model=stored.name,
             table=relation.name,
             private=stored.private,
             mode="public" if public else "owner",
-            **vars(exact_figures(session, stored, relation)),
+            **vars(figures),
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pg_dpml.compare import Comparison, ComparisonEntry
+from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
 from pg_dpml.noisy_error import NoisyError
@@ -47,7 +48,6 @@ __all__ = [
 ]
 
 NOT_PRIVATE = "NOT PRIVATE: for comparison only; do not publish this model or its figures."
-OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes only; do not publish them."
 WHITENED = (
     "each is divided by the length of the row after the model's whitening matrix: probabilities and "
     "predicted values depend on that, predicted classes do not, and coefficients compare as in any linear "
@@ -192,8 +192,10 @@ def passes_text(passes: int | None) -> str:
 def result_record(result: TrainResult) -> dict[str, Any]:
     """A run as a JSON-ready mapping; the weights are those released."""
     taken: dict[str, Any] = {}
-    if result.passes is not None:  # else the time would tell what the number of passes must not
-        taken = {"passes_taken": result.passes, "seconds": round(result.seconds, 3)}
+    if result.passes is not None:
+        taken["passes_taken"] = result.passes
+    if result.seconds is not None:
+        taken["seconds"] = round(result.seconds, 3)
     return {
         "model": result.model.name,
         "charge": result.model.charge,
@@ -209,7 +211,7 @@ def result_record(result: TrainResult) -> dict[str, Any]:
 def result_text(result: TrainResult) -> str:
     """A run as a few lines of text."""
     taken = passes_text(result.passes)
-    if result.passes is not None:  # else the time would tell what the number of passes must not
+    if result.seconds is not None:
         taken += f" in {result.seconds:.1f} s"
     lines = [f"Model {result.model.name}: {taken}."]
     if result.model.charge is not None:

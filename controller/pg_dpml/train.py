@@ -62,14 +62,18 @@ class TrainResult:
     plan : Plan
     passes : int or None
         Passes taken; None where nobody is told.
-    seconds : float
-        Wall-clock time of the whole run.
+    seconds : float or None
+        Wall-clock time of the whole run; None where passes is, as it would tell their number.
     """
 
     model: registry.Model
     plan: Plan
     passes: int | None
-    seconds: float
+    seconds: float | None
+
+    def __post_init__(self) -> None:
+        if self.passes is None:  # the time would tell their number
+            object.__setattr__(self, "seconds", None)
 
 
 def plan(

@@ -62,7 +62,8 @@ class TuneResult:
     ----------
     trained : TrainResult
         The model and its plan. Privately tuned, the plan's n_rows is the size of the candidate's
-        portion, its guarantee that of the whole tuning, and `seconds` covers all candidates.
+        portion, its guarantee that of the whole tuning, and `seconds` covers all candidates: None if
+        the passes of any of them depend on the rows.
     grid : Grid
     chosen : int
         Place of the candidate in the grid.
@@ -127,7 +128,8 @@ def tune(
     public_table : str or None
         Tune on this table instead, which costs nothing, and train the winner on all private
         rows. That its rows are public is the caller's word. It has the columns of the
-        training table; a filter of `data` does not apply to it.
+        training table; a filter of `data` does not apply to it. With `privacy` it must not be the
+        training table; a view, partition or copy of that one is not recognised.
     progress : callable or None
         See `Progress`; tuning has a phase "candidate" too.
     insecure : bool
@@ -180,7 +182,9 @@ def _tune_privately(
         interrupted="interrupted: the work tables are dropped, no model was stored",
         spent=spent_text(tuning.guarantee, charge),
     )
-    trained = TrainResult(model, plan, result.passes, time.monotonic() - started)
+    told = all(planned.work.passes is not None for planned in tuning.plans)
+    seconds = time.monotonic() - started if told else None
+    trained = TrainResult(model, plan, result.passes, seconds)
     return TuneResult(trained, grid, chosen, tuning.n_rows, tuning.sizes, None)
 
 
@@ -336,6 +340,11 @@ def _score_on_public_rows(
 ) -> PublicScores:
     """Train all candidates on one part of a public table, with their noise, and score them on the other."""
     source = resolve(session, data)
+    if privacy is not None and source.table.oid == private.table.oid:
+        raise SpecError(
+            f"public table {data.table} is the private training table itself: name a table of other rows, "
+            "which are public, or leave the public table out to tune within the guarantee"
+        )
     if source.feature_names != private.feature_names:
         raise SpecError(f"public table {data.table} gives other features than {private.table.name}")
     n_rows = count_units(session, source)

@@ -25,6 +25,7 @@ from pg_dpml.methods.minimise import Goal
 from pg_dpml.methods.plan import Problem, loss_options
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.train import TrainResult
 
 ADULT = Problem(30_000, 105, 1, "binary")
 ONE = PrivacySpec(1.0, 1e-9)
@@ -473,7 +474,7 @@ def test_a_run_tells_no_number_of_passes() -> None:
     model: Any = SimpleNamespace(
         name="m", charge=1, classes=None, training=training, weights=weights, whitening=None
     )
-    done: Any = SimpleNamespace(model=model, plan=job.plan, passes=None, seconds=12.345)
+    done = TrainResult(model, job.plan, None, 12.345)
     assert "12.3" not in report.result_text(done)
     assert {"seconds", "passes_taken"}.isdisjoint(report.result_record(done))
 

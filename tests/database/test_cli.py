@@ -49,6 +49,7 @@ SLOW_SPEC = SPEC.replace("TABLE", "slow").replace("[label]", "definition_is_publ
 def tables(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         create_people(connection, make_people(N))
+        create_people(connection, make_people(N, seed=8), "known")
         connection.execute(
             "CREATE FUNCTION slowly(float8) RETURNS float8 STABLE LANGUAGE plpgsql "
             "AS 'BEGIN PERFORM pg_sleep(0.2); RETURN $1; END'"
@@ -188,9 +189,9 @@ def test_tuning(dpml: Dpml, spec: str, tmp_path: Path, connection: psycopg.Conne
     assert "Tuned       privately: lambda = " in dpml("show", "m").stdout
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
 
-    public = ("--public-table", "people", "--name", "m2")
+    public = ("--public-table", "known", "--name", "m2")
     tuned = dpml("tune", spec, *options, *public)
-    assert "Tuned on public.people, whose rows are public by your word, at no cost" in tuned.stdout
+    assert "Tuned on public.known, whose rows are public by your word, at no cost" in tuned.stdout
     assert tuned.stdout.count("errors  lambda = ") == 2
     record = parsed(dpml("tune", spec, *options, "--name", "m3", "--format", "json"))
     assert record["chosen"] in record["candidates"] == [{"lambda": 0.01}, {"lambda": 0.0}]
@@ -198,7 +199,7 @@ def test_tuning(dpml: Dpml, spec: str, tmp_path: Path, connection: psycopg.Conne
     assert record["plan"]["n_rows"] == 100
     assert record["charge"] == scalar(connection, "SELECT max(id) FROM dpml.ledger")
     record = parsed(
-        dpml("tune", spec, *options, "--public-table", "people", "--name", "m4", "--format", "json")
+        dpml("tune", spec, *options, "--public-table", "known", "--name", "m4", "--format", "json")
     )
     assert (record["public"]["n_trained"], record["public"]["n_scored"]) == (200, 100)
     assert "of 2 candidates" in dpml("show", "m4").stdout

@@ -21,7 +21,7 @@ from people import BAD_PEOPLE, FloatArray, create_people, make_people
 from pg_dpml import DataSpec, Relation, cli
 from pg_dpml.compare import MAJORITY
 from pg_dpml.database import Session, sql
-from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
+from pg_dpml.errors import OWNER_ONLY, DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.methods.job import Job
 from pg_dpml.rows import PackedRows, Source
 from sqltools import scalar
@@ -268,6 +268,15 @@ def test_bad_arguments_are_named(database: str, options: dict[str, Any], words: 
 def test_tables_without_figures(database: str, data: DataSpec, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         pg_dpml.compare(database, data, methods=["noiseless"], splits=1, owner=True)
+
+
+@pytest.mark.parametrize("task", ["binary", "regression"])
+def test_what_is_said_of_private_rows_is_stamped(database: str, task: str) -> None:
+    data = people.spec(task, table="unlabelled")
+    for owner in (True, False):
+        with pytest.raises(SpecError, match="a test portion") as refusal:
+            pg_dpml.compare(database, data, methods=["noiseless"], splits=1, owner=owner, public=not owner)
+        assert (OWNER_ONLY in str(refusal.value)) == owner
 
 
 def test_server_errors_on_private_rows_quote_none(database: str, connection: psycopg.Connection) -> None:

@@ -16,7 +16,7 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec, report
-from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.errors import OWNER_ONLY, GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.privacy import mechanisms
 from sqltools import scalar
 
@@ -86,10 +86,10 @@ def test_the_owners_figures_are_stamped(database: str) -> None:
     for name in ("accuracy", "confusion", "auc", "roc", "calibration", "n_rows"):
         assert getattr(public, name) == getattr(owner, name)
     text, record = report.evaluation_text(owner), report.evaluation_record(owner)
-    assert text.startswith(report.OWNER_ONLY)
-    assert report.OWNER_ONLY in record["not_private"]
+    assert text.startswith(OWNER_ONLY)
+    assert OWNER_ONLY in record["not_private"]
     json.dumps(record, allow_nan=False)
-    assert report.OWNER_ONLY not in report.evaluation_text(public)
+    assert OWNER_ONLY not in report.evaluation_text(public)
     assert report.evaluation_record(public)["not_private"] == [report.NOT_PRIVATE]  # because of the model
 
 

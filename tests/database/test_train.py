@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import traceback
 from collections.abc import Iterator
 from decimal import Decimal
@@ -22,6 +23,7 @@ from people import BAD_PEOPLE, FloatArray, create_people, make_people
 from pg_dpml import registry, rows
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import (
+    OWNER_ONLY,
     DpmlError,
     GuaranteeError,
     RunFailedError,
@@ -664,6 +666,8 @@ def test_evaluate_and_predict_refusals(database: str, connection: psycopg.Connec
     connection.execute("CREATE TABLE unlabelled AS SELECT * FROM people WHERE rich = 'maybe'")
     with pytest.raises(SpecError, match="no row of unlabelled has a label"):
         pg_dpml.evaluate(database, "m", "unlabelled", public=True)
+    with pytest.raises(SpecError, match=re.escape(OWNER_ONLY)):
+        pg_dpml.evaluate(database, "m", "unlabelled", owner=True)
     connection.execute("DROP TABLE unlabelled")
 
 

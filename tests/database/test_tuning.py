@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -17,7 +18,7 @@ import pytest
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec, replay, scoring
+from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec, replay, report, scoring
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.kernels import Loss
@@ -330,6 +331,16 @@ def test_pure_privacy_charges_the_samplers_delta(database: str, connection: psyc
     assert entry[5] == Decimal(repr(people.N_FEATURES * 2.0**-40))
 
 
+def test_time_is_not_told_where_passes_are_not(database: str) -> None:
+    """Whichever candidate is chosen: the time covers them all."""
+    certified: list[dict[str, list[Any]]] = [{"lambda": [0.05]}, {"passes": [2]}]
+    for grid, told in ((Grid(certified, GRID.training), False), (GRID, True)):
+        result = pg_dpml.tune(database, people.spec(), PRIVACY, grid, name=f"m {told}")
+        assert (result.trained.seconds is not None) == told
+        assert ("seconds" in report.tuning_record(result)) == told
+        assert bool(re.search(r"[0-9.]+ s\b", report.tuning_text(result))) == told
+
+
 # What is refused, before anything is charged
 
 
@@ -483,6 +494,15 @@ def test_public_tables_that_do_not_fit(
         pg_dpml.tune(database, people.spec(), PRIVACY, GRID, name="m", public_table=table)
     assert ledger(connection) == []
     connection.execute("DROP TABLE few")
+
+
+@pytest.mark.parametrize("table", ["people", "PEOPLE", " public . people", '"people"'])
+def test_the_private_table_is_no_public_one(
+    database: str, connection: psycopg.Connection, table: str
+) -> None:
+    with pytest.raises(SpecError, match="is the private training table itself: name a table of other rows"):
+        pg_dpml.tune(database, people.spec(), PRIVACY, GRID, name="m", public_table=table)
+    assert ledger(connection) == []
 
 
 def test_candidates_on_public_rows_find_them_as_they_were_packed(

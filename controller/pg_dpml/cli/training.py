@@ -74,7 +74,11 @@ def tune(
     privacy: pg_dpml.PrivacySpec | None,
     output: Output,
     public_table: Annotated[
-        str | None, typer.Option(help="Tune on this table, whose rows are public, at no cost.")
+        str | None,
+        typer.Option(
+            help="Tune on this table, whose rows are public, at no cost. SPEC's own is refused; "
+            "a view, partition or copy of it is not recognised."
+        ),
     ] = None,
 ) -> None:
     """Train several candidates, choose one privately, and store its model; all for one charge."""
