@@ -73,6 +73,11 @@ class ComparisonEntry:
     refusal: str | None = None
 
     @property
+    def label(self) -> str:
+        """The method, and in parentheses the one it chose."""
+        return self.method if self.chosen in (None, self.method) else f"{self.method} ({self.chosen})"
+
+    @property
     def mean(self) -> float | None:
         """Mean of the splits; None for a method that refuses."""
         return statistics.fmean(self.values) if self.values else None
@@ -183,6 +188,9 @@ def compare(
     if public == owner:
         raise GuaranteeError(WAYS)
     _require_different(methods, "methods")
+    for method in methods:
+        if method not in METHODS:
+            raise SpecError(f"methods must be of {', '.join(METHODS)}, not {method!r}")
     _require_different(epsilons, "epsilons")
     if isinstance(splits, bool) or not isinstance(splits, int) or not 1 <= splits <= MOST_SPLITS:
         raise SpecError(f"splits must be a whole number from 1 to {MOST_SPLITS}, not {splits!r}")

@@ -167,13 +167,13 @@ def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "pn
             style = ("--", ":", "-.")[len(axes.lines) % 3]
             label = entry.method if entry.chosen is None else f"{entry.method} (not private)"
             axes.axhline(unit * (entry.mean or 0.0), color=GUIDE, linestyle=style, label=label)
-    for i, (method, entries) in enumerate(curves.items()):
+    for i, entries in enumerate(curves.values()):
         aside = APART ** (i - (len(curves) - 1) / 2)
         axes.errorbar(
             [(entry.epsilon or 0.0) * aside for entry in entries],
             [unit * (entry.mean or 0.0) for entry in entries],
             yerr=[unit * (entry.deviation or 0.0) for entry in entries],
-            label=method,
+            label=", ".join(dict.fromkeys(entry.label for entry in entries)),
             color=f"C{i % 10}",
             marker="os^Dv<>P"[i % 8],
             markersize=5,

@@ -14,8 +14,10 @@ import numpy as np
 from pg_dpml.compare import Comparison, ComparisonEntry
 from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluate import Evaluation
-from pg_dpml.methods.plan import Guarantee, Plan, noise_record
+from pg_dpml.methods.plan import Guarantee, Plan, PlannedNoise, noise_record
 from pg_dpml.noisy_error import NoisyError
+from pg_dpml.privacy.composed import ComposedNoise
+from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Model
 from pg_dpml.train import Alternative, TrainResult
@@ -148,7 +150,7 @@ def plan_text(plan: Plan, others: Sequence[Alternative] = ()) -> str:
         ),
         *([("Why", plan.reason)] if plan.reason else []),
         *plan.work.lines(),
-        *(plan.noise.lines() if plan.noise is not None else ()),
+        *((("Noise on", _noised(plan.noise)), *plan.noise.lines()) if plan.noise is not None else ()),
         ("Guarantee", guarantee_text(plan.guarantee)),
         *(("Warning", warning) for warning in plan.warnings),
     ]
@@ -157,23 +159,34 @@ def plan_text(plan: Plan, others: Sequence[Alternative] = ()) -> str:
     return "\n".join([*filled, *_alternative_lines(others)])
 
 
+def _noised(noise: PlannedNoise) -> str:
+    """What the noise of a run is added to."""
+    if isinstance(noise, ReleaseNoise):
+        return "the finished model, once"
+    if isinstance(noise, ComposedNoise) and noise.moments is not None:
+        return "the second moments" + ("" if noise.gradient is None else ", and every step's gradient")
+    return "every step's gradient"
+
+
 def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
     if not others:
         return []
-    rows = [("METHOD", "PASSES", "NOISE IN A SCORE")]
+    rows = [("METHOD", "PASSES", "NOISE IN A SCORE", "ADDED TO")]
     for other in others:
         if other.plan is None or other.plan.noise is None:
-            rows.append((other.method, "-", other.refusal or ""))
+            rows.append((other.method, "-", "-", other.refusal or ""))
         else:
             passes = other.plan.work.passes
-            noise = f"{other.plan.noise.score_stddev:.3g}"
-            rows.append((other.method, "-" if passes is None else f"{passes}", noise))
-    return [
-        "",
-        "Private methods with their default options under the same guarantee. Scores of different methods",
-        "differ in size, so that more noise need not mean less accuracy: dpml compare measures that.",
-        *_aligned(rows),
-    ]
+            noise = other.plan.noise
+            shown = "-" if passes is None else f"{passes}"
+            rows.append((other.method, shown, f"{noise.score_stddev:.3g}", _noised(noise)))
+    note = (
+        "Private methods with their default options under the same guarantee. Passes are all readings of the "
+        "rows: those before the first step too. Scores of different methods differ in size, so that noise "
+        "does not compare between methods, and more of it need not mean less accuracy: dpml compare "
+        "measures that."
+    )
+    return ["", *textwrap.wrap(note, 100), *_aligned(rows)]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -523,7 +536,7 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join([*lines, "", *_aligned([COMPARISON_HEAD, *comparison_rows(comparison)])])
 
 
-COMPARISON_HEAD = ("METHOD", "EPSILON", "MEAN", "SD", "NOISE", "PASSES", "SECONDS")
+COMPARISON_HEAD = ("METHOD", "EPSILON", "MEAN", "SD", "PASSES", "SECONDS")
 
 
 def comparison_headings(comparison: Comparison) -> tuple[str, str]:
@@ -534,8 +547,8 @@ def comparison_headings(comparison: Comparison) -> tuple[str, str]:
     return (
         f"{figure} on {comparison.table}: {splits}, {comparison.n_train:,} {unit} to train on and "
         f"{comparison.n_test:,} to measure; delta = {comparison.delta:.3g}, {comparison.relation.value}.",
-        "SD is that of one split, its noise included. NOISE is the standard deviation of the noise in the "
-        "score of a row of norm 1; PASSES and SECONDS are those of training, their means.",
+        "SD is that of one split, its noise included; PASSES and SECONDS are those of training, their means. "
+        "dpml plan shows the noise.",
     )
 
 
@@ -545,11 +558,10 @@ def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def _comparison_row(entry: ComparisonEntry, figure: str) -> tuple[str, ...]:
-    method = entry.method if entry.chosen in (None, entry.method) else f"{entry.method} ({entry.chosen})"
     epsilon = "not private" if entry.epsilon is None else f"{entry.epsilon:g}"
     if entry.mean is None:
         epsilon = "any" if entry.epsilon is None else epsilon
-        return (method, epsilon, "-", "-", "-", "-", f"refused: {entry.refusal}")
+        return (entry.label, epsilon, "-", "-", "-", f"refused: {entry.refusal}")
 
     def share(value: float | None) -> str:
         if value is None:
@@ -560,11 +572,10 @@ def _comparison_row(entry: ComparisonEntry, figure: str) -> tuple[str, ...]:
         return "-" if value is None else format(value, form)
 
     return (
-        method,
+        entry.label,
         epsilon,
         share(entry.mean),
         share(entry.deviation),
-        number(entry.noise, ".3g"),
         number(entry.passes, ".3g"),
         number(entry.seconds, ".2f"),
     )

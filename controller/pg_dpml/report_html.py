@@ -111,7 +111,7 @@ def comparison_html(comparison: Comparison) -> str:
         "" if stamp is None else f'<p class="stamp">{escape(stamp)}</p>',
         f"<p>{escape(what)}</p>",
         picture,
-        _table(comparison_rows(comparison), [head.capitalize() for head in COMPARISON_HEAD], range(2, 7)),
+        _table(comparison_rows(comparison), [head.capitalize() for head in COMPARISON_HEAD], range(2, 6)),
         f'<p class="note">{escape(columns)}</p>',
     ]
     return _page(title, sections)

@@ -126,7 +126,7 @@ def train(
     progress: Progress | None = None,
     insecure: bool = False,
 ) -> TrainResult:
-    """Train a model inside the database and store what may be published.
+    """Train a model inside the database and store it; without noise only if the method says so.
 
     Parameters
     ----------
@@ -220,7 +220,10 @@ def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainS
     if training.method in NOT_PRIVATE_METHODS and privacy is not None:
         raise SpecError(f"method {training.method} is not private: leave epsilon and delta out")
     if training.method not in NOT_PRIVATE_METHODS and privacy is None:
-        raise SpecError(f"method {training.method} needs epsilon")
+        raise SpecError(
+            f"method {training.method} needs epsilon: give one, such as --epsilon 1 (in Python "
+            "PrivacySpec(1)); a smaller one is a stronger guarantee, and more noise"
+        )
     if training.method == "auto":
         assert privacy is not None
         return auto.plan(problem, privacy, training)
@@ -250,7 +253,8 @@ def alternative(problem: Problem, privacy: PrivacySpec | None, method: str) -> A
     try:
         return Alternative(method, plan_problem(problem, privacy, TrainSpec(method=method)))
     except (SpecError, GuaranteeError) as error:
-        return Alternative(method, None, re.split(r"[:;] ", str(error))[0])
+        reason = re.split(r"[:;] ", str(error))[0]
+        return Alternative(method, None, re.sub(rf"^method = {method} ", "it ", reason))
 
 
 def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, ...]:

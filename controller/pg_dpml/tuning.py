@@ -162,7 +162,10 @@ def tune(
     if public_table is not None:
         return _tune_on_public_rows(database, data, privacy, grid, name, public_table, report)
     if privacy is None:
-        raise SpecError("private tuning needs epsilon; on a public table methods that are not private do not")
+        raise SpecError(
+            "private tuning needs epsilon: give one, such as --epsilon 1 (in Python PrivacySpec(1)); on a "
+            "public table methods that are not private do not"
+        )
     return _tune_privately(database, data, privacy, grid, name, report)
 
 

@@ -67,7 +67,7 @@ def test_text() -> None:
     text = report.comparison_text(COMPARISON)
     for words in ("Accuracy", "3 random splits", "1,200 rows to train on", "300 to measure", "replace_one"):
         assert words in " ".join(text.split())
-    assert line_of(text, "bolt-on", "0.1").split()[2:] == ["70.00%", "20.00%", "0.4", "3", "0.25"]
+    assert line_of(text, "bolt-on", "0.1").split()[2:] == ["70.00%", "20.00%", "3", "0.25"]
     assert "auto (dp-gd)" in text
     assert "refused: it wants a regulariser" in line_of(text, "certified", "0.1")
     assert "not private" in line_of(text, "noiseless")
@@ -127,13 +127,25 @@ def test_a_picture_has_a_line_for_every_method(monkeypatch: pytest.MonkeyPatch) 
     assert axes.get_xscale() == "log"
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.1", "1"]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sorted(labels) == sorted(["bolt-on", "auto", "noiseless (not private)", "majority class"])
+    assert sorted(labels) == sorted(["bolt-on", "auto (dp-gd)", "noiseless (not private)", "majority class"])
     assert "DO NOT PUBLISH" in figure.get_suptitle()
     bolt_on = next(c for c in axes.containers if c.get_label() == "bolt-on")
     assert list(bolt_on.lines[0].get_xdata()) == pytest.approx([0.1, 1.0], rel=0.05)  # set a little apart
     assert list(bolt_on.lines[0].get_ydata()) == pytest.approx([70.0, 85.0])
     (bars,) = bolt_on.lines[2]
     assert bars.get_segments()[0][:, 1] == pytest.approx([50.0, 90.0])
+
+
+def test_a_method_that_chooses_several_names_them_in_the_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_file", lambda figure, format: drawn.append(figure))
+    chosen = ("dp-gd", "dp-gd", "bolt-on")
+    entries = tuple(
+        replace(PRIVATE, method="auto", chosen=name, epsilon=e)
+        for name, e in zip(chosen, (0.1, 1.0, 2.0), strict=True)
+    )
+    plots.comparison_plot(replace(PUBLIC, entries=entries), None)
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["auto (dp-gd), auto (bolt-on)"]
 
 
 def test_a_picture_of_one_split_and_one_epsilon() -> None:
@@ -172,7 +184,8 @@ def test_alternatives_are_the_methods_own_plans(problem: Problem, privacy: Priva
     ]
     for other in found:
         if other.plan is None:
-            with pytest.raises(Exception, match=re.escape(str(other.refusal))):
+            assert other.refusal is not None
+            with pytest.raises(Exception, match=re.escape(other.refusal.removeprefix("it "))):
                 plan_problem(problem, privacy, TrainSpec(method=other.method))
         else:
             assert other.plan == plan_problem(problem, privacy, TrainSpec(method=other.method))
@@ -188,9 +201,18 @@ def test_plans_side_by_side() -> None:
     bolt_on = next(other.plan for other in others if other.method == "bolt-on")
     assert bolt_on is not None
     assert bolt_on.noise is not None
-    assert line_of(text, "bolt-on").split() == [
-        "bolt-on", str(bolt_on.work.passes), f"{bolt_on.noise.score_stddev:.3g}"
+    assert line_of(text, "bolt-on").split(maxsplit=3) == [
+        "bolt-on", str(bolt_on.work.passes), f"{bolt_on.noise.score_stddev:.3g}", "the finished model, once"
     ]  # fmt: skip
+    assert line_of(text, "whitened-dp-gd").endswith("the second moments, and every step's gradient")
+    assert line_of(text, "dp-gd").endswith("  every step's gradient")
+    assert (
+        line_of(text, "sufficient-statistics")
+        .split(maxsplit=3)[3]
+        .startswith("it is for a number to predict")
+    )
+    numbers = plan_problem(PROBLEMS[2], privacy, TrainSpec(method="sufficient-statistics"))
+    assert line_of(report.plan_text(numbers), "Noise", "on").endswith("on    the second moments")
     assert line_of(text, "magic").endswith("it is not real")
     record = report.plan_record(plan, others)
     assert record["passes"] == 7

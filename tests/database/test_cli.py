@@ -186,6 +186,8 @@ def test_tuning(dpml: Dpml, spec: str, tmp_path: Path, connection: psycopg.Conne
     assert "Tuned privately on 300 rows" in tuned.stdout
     assert "100 rows" in tuned.stdout
     assert "errors  " not in tuned.stdout
+    assert "Next: dpml evaluate m --table" in tuned.stdout
+    assert "SELECT dpml.predict('m', t)" in tuned.stdout
     assert "Tuned       privately: lambda = " in dpml("show", "m").stdout
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
 
@@ -255,7 +257,7 @@ def test_every_training_option_arrives(dpml: Dpml, spec: str) -> None:
     ("arguments", "words"),
     [
         (("plan", "none.toml", "--epsilon", "1"), "none.toml: No such file"),
-        (("plan", "SPEC"), "method auto needs epsilon"),
+        (("plan", "SPEC"), "method auto needs epsilon: give one, such as --epsilon 1"),
         (("plan", "SPEC", "--delta", "0.1"), "--delta goes with --epsilon"),
         (("plan", "SPEC", "--epsilon", "0"), "epsilon must be in (0, inf)"),
         (("plan", "SPEC", "--epsilon", "1", "--delta", "1"), "delta must be in [0, 1)"),

@@ -241,7 +241,7 @@ def test_exactly_one_mode(database: str, modes: dict[str, Any]) -> None:
         ({"methods": []}, "methods must be a list of at least one"),
         ({"methods": "bolt-on"}, "methods must be a list"),
         ({"methods": ["bolt-on", "bolt-on"]}, "methods must be different, and bolt-on only once"),
-        ({"methods": ["magic"]}, "method must be one of"),
+        ({"methods": ["bolt-on", "magic"]}, "methods must be of auto, .* not 'magic'"),
         ({"epsilons": []}, "epsilons must be a list of at least one"),
         ({"epsilons": [1.0, 1]}, "epsilons must be different"),
         ({"epsilons": [0.0]}, r"epsilon must be in \(0, inf\)"),
@@ -365,12 +365,25 @@ def test_command_json(database: str, spec_file: Path) -> None:
         (("--public", "--epsilons", "much"), 2, "--epsilons must be numbers separated by commas, not much"),
         (("--public", "--splits", "0"), 2, "splits must be"),
         (("--public", "-o", "plot.gif"), 2, "--output must end in .png, .svg, .pdf or .html, not plot.gif"),
-        (("--public", "--splits", "1", "-o", "/nonexistent/plot.png"), 2, "/nonexistent/plot.png: No such"),
+        (("--public", "--splits", "-1"), 2, "splits must be a whole number from 1 to 1000"),
+        (("--public", "--methods", "bolt-on,bolton"), 2, "methods must be of auto, "),
+        (("--public", "--epsilons", "0.1,0"), 2, "epsilon must be in (0, inf)"),
+        (("--public", "--epsilons", "0.1,inf"), 2, "epsilon must be finite"),
+        (("--public", "--epsilons", "nan"), 2, "epsilon must be finite"),
+        (("--public", "--epsilons", ","), 2, "epsilons must be a list of at least one"),
+        (("--public", "-o", "/nonexistent/plot.png"), 2, "--output: there is no folder /nonexistent"),
     ],
 )
 def test_command_refuses(
-    database: str, spec_file: Path, arguments: tuple[str, ...], code: int, words: str
+    monkeypatch: pytest.MonkeyPatch,
+    database: str,
+    spec_file: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
 ) -> None:
+    """Before anything is trained."""
+    monkeypatch.setattr(COMPARE, "run_method", lambda job: pytest.fail("a model was trained"))
     result = run(database, spec_file, *arguments)
     assert result.exit_code == code
     assert words in result.stderr

@@ -22,7 +22,7 @@ import pg_dpml
 from pg_dpml.database import Database, Session, refuse_password
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, DpmlError
 from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import AVERAGES, LOSSES, METHODS, SCHEDULES, SOLVERS
+from pg_dpml.spec import AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
 from pg_dpml.train import Progress as RunProgress
 
 app = typer.Typer(
@@ -94,7 +94,13 @@ def _privacy_options(
 def _training_options(
     method: Annotated[str, typer.Option(help=" | ".join(METHODS))] = "auto",
     solver: Annotated[
-        str | None, typer.Option(help=" | ".join(SOLVERS) + ", of bolt-on. Default: certified with --lambda.")
+        str | None,
+        typer.Option(
+            help=" | ".join(SOLVERS)
+            + ", of bolt-on. Default: certified with --lambda above 0 and none of "
+            + ", ".join(f"--{name.replace('_', '-')}" for name in SGD_OPTIONS)
+            + "; else sgd."
+        ),
     ] = None,
     loss: Annotated[str | None, typer.Option(help=" | ".join(LOSSES) + ". Default: by the label.")] = None,
     passes: Annotated[int | None, typer.Option(help="Passes over the rows.")] = None,

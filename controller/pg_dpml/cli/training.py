@@ -53,17 +53,22 @@ def train(
     training: pg_dpml.TrainSpec,
     output: Output,
 ) -> None:
-    """Train a model in the database, charge its privacy loss, and store what may be published."""
+    """Train a model in the database, charge its privacy loss, and store it."""
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         result = pg_dpml.train(
             output.dsn, data, privacy, training, name=name, progress=progress, insecure=output.insecure
         )
-    text = (
-        f"{report.result_text(result)}\nNext: dpml evaluate {name} --table TABLE --public\n"
-        f"  or, in SQL: SELECT dpml.predict('{name}', t) FROM TABLE t;"
+    output.print(f"{report.result_text(result)}\n{_next(name)}", report.result_record(result))
+
+
+def _next(name: str) -> str:
+    """What to do with a new model."""
+    literal = name.replace("'", "''")
+    return (
+        f"Next: dpml evaluate {shlex.quote(name)} --table TABLE --public\n"
+        f"  or, in SQL: SELECT dpml.predict('{literal}', t) FROM TABLE t;"
     )
-    output.print(text, report.result_record(result))
 
 
 @command
@@ -94,7 +99,7 @@ def tune(
             progress=progress,
             insecure=output.insecure,
         )
-    output.print(report.tuning_text(result), report.tuning_record(result))
+    output.print(f"{report.tuning_text(result)}\n{_next(name)}", report.tuning_record(result))
 
 
 @command
@@ -123,6 +128,8 @@ def compare(
     """Measure methods on random splits of a table: --public or --owner. Stores nothing."""
     if file is not None and file.suffix not in (".html", *(f".{format}" for format in plots.FORMATS)):
         raise pg_dpml.SpecError(f"--output must end in .png, .svg, .pdf or .html, not {file.name}")
+    if file is not None and not file.parent.is_dir():
+        raise pg_dpml.SpecError(f"--output: there is no folder {file.parent}")
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         found = pg_dpml.compare(
