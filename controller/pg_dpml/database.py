@@ -47,6 +47,12 @@ _MISSING_SCHEMA = "3F000"
 _PART = r'(?:[^\s".]+|"(?:[^"]|"")+")'
 _SQL_NAME = re.compile(rf"\s*{_PART}(?:\s*\.\s*{_PART})?\s*")
 
+_DENIED = re.compile(
+    "permission denied for (table|view|materialized view|foreign table|schema|function|aggregate) (.+)"
+)
+_PRODUCTS = ("dpml", "dpml_work", "models", "ledger")
+"""Names in PostgreSQL's permission errors, which say no schema, that are the extension's own."""
+
 _KINDS = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), "number"),
     **dict.fromkeys(("text", "varchar", "bpchar", "name", "char"), "text"),
@@ -386,9 +392,11 @@ class Database:
             raise _translate(error) from None
         with connection:
             connection = connection.execution_options(isolation_level=isolation)
+            role = ""
             try:
                 with connection.begin():
                     session = Session(connection)
+                    role = session.driver.info.user
                     self._require_tls(session.driver)
                     try:
                         yield session
@@ -398,9 +406,9 @@ class Database:
                         connection.invalidate()
                         raise
             except sa.exc.DBAPIError as error:
-                raise _translate(error.orig) from None
+                raise _translate(error.orig, role) from None
             except psycopg.Error as error:
-                raise _translate(error) from None
+                raise _translate(error, role) from None
 
     def _require_tls(self, driver: psycopg.Connection[Any]) -> None:
         info = driver.info
@@ -413,7 +421,26 @@ class Database:
             )
 
 
-def _translate(error: BaseException | None) -> DpmlError:
+def _grant(primary: str, role: str) -> str:
+    """The GRANT that a permission error asks for; empty for a message that is not understood."""
+    found = _DENIED.fullmatch(primary)
+    if found is None:
+        return ""
+    kind, name = found.groups()
+    grantee = sql.Identifier(role).as_string()
+    if kind in ("function", "aggregate") or name in _PRODUCTS:
+        return (
+            f": it takes GRANT dpml_curator TO {grantee} (dpml_analyst, to apply models only), by a superuser"
+        )
+    thing = sql.Identifier(name).as_string()
+    if kind == "schema":
+        return (
+            f": it takes GRANT USAGE ON SCHEMA {thing} TO {grantee}, and to write a table there GRANT CREATE"
+        )
+    return f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner"
+
+
+def _translate(error: BaseException | None, role: str = "") -> DpmlError:
     """A server error as ours: the first line of its message, never its detail or context."""
     text = str(error).strip().splitlines()[0] if error is not None and str(error).strip() else "unknown"
     if not isinstance(error, psycopg.Error):
@@ -433,9 +460,8 @@ def _translate(error: BaseException | None) -> DpmlError:
         return SpecError(
             f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml"
         )
-    if isinstance(
-        error,
-        psycopg.errors.InsufficientPrivilege | psycopg.errors.DataError | psycopg.errors.DatatypeMismatch,
-    ):
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return SpecError(primary + _grant(primary, role))
+    if isinstance(error, psycopg.errors.DataError | psycopg.errors.DatatypeMismatch):
         return SpecError(primary)
     return DpmlError(primary)

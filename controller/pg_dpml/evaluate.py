@@ -176,7 +176,12 @@ def predict(
     with Database(source, insecure=insecure).session() as session:
         stored = registry.load_model(session, model)
         relation = session.relation(table)
-        require_columns(stored, relation, [id_column])
+        require_columns(stored, relation, [])
+        if id_column not in relation.columns:
+            raise SpecError(
+                f"id: column {id_column} does not exist in {relation.name}; name the one that tells its rows "
+                "apart"
+            )
         if id_column in ("prediction", "value"):
             raise SpecError("id: the new table already has columns called prediction and value")
         target = sql.Identifier(*into.split(".", 1))

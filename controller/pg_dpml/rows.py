@@ -151,7 +151,8 @@ def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
         )
     if table.row_security:
         raise GuaranteeError(
-            f"{data.table} has row-level security, so its rows depend on who asks: train on a table without"
+            f"{data.table} has row-level security, so its rows depend on who asks: copy them into a table "
+            f"without (CREATE TABLE ... AS TABLE {data.table}), as a role that sees them all, and name that"
         )
     used = [data.label.column, *(column.name for column in data.columns), *filter(None, [data.unit])]
     computed = [name for name in used if name in table.columns and table.columns[name].virtual]

@@ -183,7 +183,7 @@ def test_without_rights_nothing_is_dropped(dpml: Dpml, database: str, connection
     result = dpml("drop", "binary", "--yes", dsn=database.replace("user='postgres'", "user='reader'"))
     connection.execute("DROP ROLE reader")
     assert result.exit_code == 2
-    assert "permission denied" in result.stderr
+    assert 'permission denied for table models: it takes GRANT dpml_curator TO "reader"' in result.stderr
     assert scalar(connection, "SELECT count(*) FROM dpml.models WHERE name = 'binary'") == 1
 
 

@@ -604,7 +604,7 @@ def test_filters(database: str, connection: psycopg.Connection, spy: Spy, condit
 def test_row_security_is_refused(database: str, connection: psycopg.Connection) -> None:
     connection.execute("ALTER TABLE people ENABLE ROW LEVEL SECURITY")
     try:
-        with pytest.raises(GuaranteeError, match="row-level security"):
+        with pytest.raises(GuaranteeError, match=r"row-level security.*CREATE TABLE \.\.\. AS TABLE people"):
             pg_dpml.train(database, people.spec(), PRIVACY, name="m")
     finally:
         connection.execute("ALTER TABLE people DISABLE ROW LEVEL SECURITY")
@@ -657,7 +657,7 @@ def test_evaluate_and_predict_refusals(database: str, connection: psycopg.Connec
         pg_dpml.predict(database, "nobody", "people", id_column="id", into="p")
     with pytest.raises(SpecError, match="table people exists"):
         pg_dpml.predict(database, "m", "people", id_column="id", into="people")
-    with pytest.raises(SpecError, match="column key does not exist"):
+    with pytest.raises(SpecError, match="id: column key does not exist in people; name the one that tells"):
         pg_dpml.predict(database, "m", "people", id_column="key", into="p")
     connection.execute("CREATE TABLE partial AS SELECT id, age, rich FROM people")
     with pytest.raises(SpecError, match="column gain does not exist in partial"):
@@ -694,14 +694,31 @@ def test_a_curator_needs_no_superuser(database: str, connection: psycopg.Connect
 def test_without_rights_nothing_is_charged(
     database: str, connection: psycopg.Connection, curator: str
 ) -> None:
+    """And the errors have what to type."""
     connection.execute("REVOKE SELECT ON people FROM alice")
-    with pytest.raises(SpecError, match="permission denied"):
-        pg_dpml.train(curator, people.spec(), PRIVACY, name="m")
-    connection.execute("GRANT SELECT ON people TO alice")
+    denied = 'permission denied for table people: it takes (GRANT SELECT ON "people" TO "alice")'
+    connection.execute(granted(curator, denied))
     connection.execute("REVOKE dpml_curator FROM alice")
-    with pytest.raises(SpecError, match="permission denied"):
-        pg_dpml.train(curator, people.spec(), PRIVACY, name="m")
+    denied = 'permission denied for table (?:models|ledger): it takes (GRANT dpml_curator TO "alice")'
+    connection.execute(granted(curator, denied))
+    connection.execute('CREATE SCHEMA "hid den"')
+    connection.execute('CREATE TABLE "hid den".people AS TABLE people')
+    data = people.spec(table='"hid den".people')
+    denied = 'schema hid den: it takes (GRANT USAGE ON SCHEMA "hid den" TO "alice"), and to write'
+    connection.execute(granted(curator, denied, data))
+    granted(curator, 'it takes (GRANT SELECT ON "people" TO "alice")', data)
+    connection.execute('DROP SCHEMA "hid den" CASCADE')
     assert ledger(connection) == []
+    pg_dpml.train(curator, people.spec(), PRIVACY, name="m")
+
+
+def granted(dsn: str, message: str, data: pg_dpml.DataSpec | None = None) -> bytes:
+    """The statement that the error of a run names."""
+    with pytest.raises(SpecError) as refusal:
+        pg_dpml.train(dsn, data or people.spec(), PRIVACY, name="m")
+    found = re.search(message, str(refusal.value))
+    assert found is not None, refusal.value
+    return found[1].encode()
 
 
 def test_the_registry_reads_what_it_wrote(database: str) -> None:

@@ -48,7 +48,7 @@ _VIEW = (
     "Which rows a view or foreign table shows could itself be private. If its definition is public, say so:",
 )
 _ROW_SECURITY = (
-    "This table has row-level security, so its rows depend on who asks: dpml refuses to train on it.",
+    "This table has row-level security, so its rows depend on who asks: dpml refuses it. Name a copy.",
 )
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
