@@ -78,13 +78,14 @@ SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
 
-CREATE TYPE dpml.epoch AS (weights float8[], average float8[], steps bigint, rows bigint);
+CREATE TYPE dpml.epoch AS (weights float8[], average float8[], steps bigint, rows bigint, velocity float8[]);
 COMMENT ON TYPE dpml.epoch IS
-'result of a pass: weights (one row of features for each class), mean of the iterates or null, steps of all passes so far, rows of this pass';
+'result of a pass: weights (one row of features for each class), mean of the iterates or null, steps of all passes so far, rows of this pass, velocity or null';
 COMMENT ON COLUMN dpml.epoch.weights IS 'weights after the pass: n_features for each class, or once';
 COMMENT ON COLUMN dpml.epoch.average IS 'mean of the weights since the step average_from; null if it is not asked for';
 COMMENT ON COLUMN dpml.epoch.steps IS 'steps of this pass and all before it';
-COMMENT ON COLUMN dpml.epoch.rows IS 'rows of this pass';
+COMMENT ON COLUMN dpml.epoch.rows IS 'rows of this pass; null where they were drawn before (dpml.sgd_poisson_steps)';
+COMMENT ON COLUMN dpml.epoch.velocity IS 'velocity after the pass, like weights; null without momentum';
 
 CREATE TYPE dpml.gradient_sums AS (gradient float8[], losses float8[], rows bigint);
 COMMENT ON TYPE dpml.gradient_sums IS 'result of dpml.gradient: sums over rows, without noise, regulariser or division';
@@ -116,6 +117,24 @@ COMMENT ON FUNCTION dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, json
 CREATE FUNCTION dpml.sgd_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_final';
 COMMENT ON FUNCTION dpml.sgd_final(internal) IS 'end of dpml.sgd_epoch';
+
+CREATE FUNCTION dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_step';
+COMMENT ON FUNCTION dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+'transition of dpml.sgd_poisson';
+
+CREATE FUNCTION dpml.sgd_poisson_final(internal) RETURNS dpml.epoch
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_final';
+COMMENT ON FUNCTION dpml.sgd_poisson_final(internal) IS 'end of dpml.sgd_poisson, which takes its steps';
+
+CREATE FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_step';
+COMMENT ON FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+'transition of dpml.sgd_poisson_steps';
+
+CREATE FUNCTION dpml.sgd_poisson_steps_final(internal) RETURNS dpml.epoch
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_final';
+COMMENT ON FUNCTION dpml.sgd_poisson_steps_final(internal) IS 'end of dpml.sgd_poisson_steps';
 
 CREATE FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_rows_step';
@@ -167,7 +186,7 @@ CREATE FUNCTION dpml.pack_final(internal) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_final';
 COMMENT ON FUNCTION dpml.pack_final(internal) IS 'end of dpml.pack';
 
--- Aggregates.  Their results carry no noise and touch no ledger: they are for the data's curator.
+-- Aggregates.  They touch no ledger, and add noise only where options ask for it: they are for the data's curator.
 
 -- The order of the rows is part of the result, so a plan with workers would change it.
 CREATE AGGREGATE dpml.sgd_epoch(x float8[], y float8, start float8[], options jsonb) (
@@ -175,14 +194,28 @@ CREATE AGGREGATE dpml.sgd_epoch(x float8[], y float8, start float8[], options js
 	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_epoch(float8[], float8, float8[], jsonb) IS
-'one pass of SGD over rows, in the order they come (write ORDER BY random()); not private: the result carries no noise';
+'one pass of SGD over rows, in the order they come (write ORDER BY random()); charges nothing, and is not private without noise';
 
 CREATE AGGREGATE dpml.sgd_epoch(block_no int4, block bytea, start dpml.epoch, options jsonb) (
 	SFUNC = dpml.sgd_blocks_step, STYPE = internal,
 	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) IS
-'one pass of SGD over packed blocks, which must come as 0, 1, 2, ...; not private: the result carries no noise';
+'one pass of SGD over packed blocks, which must come as 0, 1, 2, ...; charges nothing, and is not private without noise';
+
+CREATE AGGREGATE dpml.sgd_poisson(block_no int4, block bytea, start dpml.epoch, options jsonb) (
+	SFUNC = dpml.sgd_poisson_step, STYPE = internal,
+	FINALFUNC = dpml.sgd_poisson_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) IS
+'steps of SGD over Poisson batches of the rows of blocks, held in memory (dpml.work_mem); charges nothing, and is not private without noise';
+
+CREATE AGGREGATE dpml.sgd_poisson_steps(step int4, block bytea, start dpml.epoch, options jsonb) (
+	SFUNC = dpml.sgd_poisson_steps_step, STYPE = internal,
+	FINALFUNC = dpml.sgd_poisson_steps_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_poisson_steps(int4, bytea, dpml.epoch, jsonb) IS
+'steps of SGD over the batches that dpml.poisson_steps drew (write ORDER BY step); charges nothing, and is not private without noise';
 
 CREATE AGGREGATE dpml.loss(x float8[], y float8, weights float8[], options jsonb) (
 	SFUNC = dpml.loss_rows_step, STYPE = internal,
@@ -241,11 +274,17 @@ COMMENT ON FUNCTION dpml.encode(jsonb, record, boolean) IS
 CREATE FUNCTION dpml.pack(block bytea, capacity int4, max_bytes int4 DEFAULT 2147483647) RETURNS bytea
 	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_window';
 COMMENT ON FUNCTION dpml.pack(bytea, int4, int4) IS
-'window function: at its first row a block of the next rows, at most capacity and within max_bytes; null at the others';
+'window function: at its first row a block of the next rows, at most capacity and within max_bytes, and where it can without cutting a unit; null at the others';
 
 CREATE FUNCTION dpml.rows(block bytea) RETURNS SETOF bytea
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_rows';
 COMMENT ON FUNCTION dpml.rows(bytea) IS 'the rows of a block, each as a block of one row';
+
+-- Every call draws from a key of its own, so workers need not agree on anything.
+CREATE FUNCTION dpml.poisson_steps(packed bytea, steps int4, sampling float8) RETURNS TABLE (step int4, block bytea)
+	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_steps';
+COMMENT ON FUNCTION dpml.poisson_steps(bytea, int4, float8) IS
+'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row (unit)';
 
 CREATE FUNCTION dpml.unpack(block bytea) RETURNS TABLE (x float4[], y float4)
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_unpack';
@@ -308,12 +347,22 @@ dpml evaluate MODEL --table T --epsilon 0.1  rows are private: one noisy error, 
 In SQL, on public rows:
 SELECT dpml.label(''MODEL'', t), dpml.predict(''MODEL'', t), count(*) FROM t GROUP BY 1, 2'
 WHEN 'sgd_epoch' THEN
-'One pass of stochastic gradient descent as an aggregate, for the curator. NOT PRIVATE: no noise, no charge.
+'One pass of stochastic gradient descent as an aggregate, for the curator. NOT PRIVATE: no charge, no noise by default.
 SELECT (r).* FROM (SELECT dpml.sgd_epoch(x, y, (SELECT w FROM start),
   ''{"loss": "logistic", "step_size": 0.1}'' ORDER BY random()) AS r FROM t) s
 x float8[] has norm at most 1 (longer rows are shortened), y is -1 or 1, a number, or a class number from 0.
 Keep the subquery: (dpml.sgd_epoch(...)).* would run a pass for every column of the result.
 The form with blocks reads rows packed by dpml.pack. See also: options, loss, pack.'
+WHEN 'poisson' THEN
+'SGD over Poisson batches: at every step each row (unit) is in with probability sampling, from a cryptographic
+generator. An empty batch is a step. The sum is divided by batch_size, whatever the batch has. Options as in the topic
+options, and steps, the steps of this pass; sampling, usually batch_size/n. Two forms of one distribution:
+SELECT (r).* FROM (SELECT dpml.sgd_poisson(block_no, block, (SELECT e FROM start),
+  ''{"loss": "logistic", "step_size": 0.1, "steps": 100, "sampling": 0.01, "batch_size": 10}'' ORDER BY block_no) AS r
+  FROM blocks) s                    holds all rows in memory: dpml.work_mem (1 GB) is the limit
+SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(step, block, (SELECT e FROM start), OPTIONS ORDER BY step) AS r
+  FROM (SELECT p.* FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p
+  UNION ALL SELECT 100, NULL) AS d) s    sorts the drawn rows; 100, NULL: a pass (with features) even if none is drawn'
 WHEN 'pack' THEN
 'Passes over packed blocks are several times faster than passes over rows.
 dpml.encode(spec, t)             a row as a block of one
@@ -342,13 +391,17 @@ dpml.gram(block): the sums xx of x x'' (upper triangle, row by row) and xy of y 
 dpml.gram(block, weights, options): the Hessian of logistic, huber_svm or squared; keys loss, huber_h, clip
 dpml.whiten(block, p, norm): every row x as x norm / ||p x||, p a symmetric matrix. See also: pack, loss.'
 WHEN 'options' THEN
-'Keys of the options of dpml.sgd_epoch and dpml.loss, a JSON object:
+'Keys of the options of dpml.sgd_epoch, dpml.loss and dpml.sgd_poisson, a JSON object:
 loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
 lambda (0), radius: L2 regulariser, and the ball that weights are kept in
 batch_size (1), schedule (constant), step_size, exponent (0.5), rows: the steps; rows is n, for n^c and 1/sqrt(n)
 schedules: constant, decreasing, sqrt_decreasing, strongly_convex (needs lambda), inverse_sqrt
-average_from: first step whose weights enter the average; features; clip_rows (true)
-units: the most rows of a unit of privacy, where blocks say which rows make one and batches count them'
+average_from: first step whose weights enter the average; features; clip_rows (true); capped (true): steps
+at most 1/(smoothness + lambda)
+units: the most rows of a unit of privacy, where blocks say which rows make one and batches count them
+noise (none): gaussian or k-norm, fresh in every step, of noise_scale on the sum of a batch''s gradients
+gradient_clip: bound on the norm of the derivatives in a row''s scores; momentum (0): share of the last step kept
+steps, sampling: see the topic poisson'
 WHEN 'spec' THEN
 '{"columns": [{"name": "age", "kind": "numeric", "lower": 17, "upper": 90, "scale": "center", "log1p": false},
   {"name": "ok", "kind": "boolean"}, {"name": "work", "kind": "category", "levels": ["a", "b"]},
@@ -376,7 +429,7 @@ replace_one: the values of one row change. add_remove: one row is blanked out. T
 Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.'
 ELSE
 'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics
-train, predict, evaluate, sgd_epoch, gradient, pack, loss, options, spec, models, ledger, privacy'
+train, predict, evaluate, sgd_epoch, poisson, gradient, pack, loss, options, spec, models, ledger, privacy'
 END;
 COMMENT ON FUNCTION dpml.help(text) IS 'how to use the extension, by topic; without one, the topics';
 
@@ -386,6 +439,10 @@ REVOKE ALL ON FUNCTION
 	dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb),
 	dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb),
 	dpml.sgd_final(internal),
+	dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_poisson_final(internal),
+	dpml.sgd_poisson_steps_step(internal, int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_poisson_steps_final(internal),
 	dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb),
 	dpml.loss_blocks_step(internal, bytea, float8[], jsonb),
 	dpml.loss_final(internal),
@@ -400,6 +457,8 @@ REVOKE ALL ON FUNCTION
 	dpml.pack_final(internal),
 	dpml.sgd_epoch(float8[], float8, float8[], jsonb),
 	dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_poisson_steps(int4, bytea, dpml.epoch, jsonb),
 	dpml.loss(float8[], float8, float8[], jsonb),
 	dpml.loss(bytea, float8[], jsonb),
 	dpml.gradient(bytea, float8[], jsonb),
@@ -411,6 +470,7 @@ REVOKE ALL ON FUNCTION
 	dpml.encode(jsonb, record),
 	dpml.encode(jsonb, record, boolean),
 	dpml.rows(bytea),
+	dpml.poisson_steps(bytea, int4, float8),
 	dpml.unpack(bytea)
 FROM PUBLIC;
 REVOKE ALL ON TABLE dpml.ledger, dpml.models FROM PUBLIC;
@@ -439,6 +499,8 @@ BEGIN
 		GRANT EXECUTE ON FUNCTION
 			dpml.sgd_epoch(float8[], float8, float8[], jsonb),
 			dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
+			dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb),
+			dpml.sgd_poisson_steps(int4, bytea, dpml.epoch, jsonb),
 			dpml.loss(float8[], float8, float8[], jsonb),
 			dpml.loss(bytea, float8[], jsonb),
 			dpml.gradient(bytea, float8[], jsonb),
@@ -450,6 +512,7 @@ BEGIN
 			dpml.encode(jsonb, record),
 			dpml.encode(jsonb, record, boolean),
 			dpml.rows(bytea),
+			dpml.poisson_steps(bytea, int4, float8),
 			dpml.unpack(bytea)
 		TO dpml_curator;
 		-- Who charged, when, and under which number is not the curator's to say.

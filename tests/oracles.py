@@ -140,21 +140,33 @@ def iterates(
     start: FloatArray | None = None,
     clip: float = math.inf,
     h: float = 0.1,
+    gradient_clip: float = math.inf,
+    momentum: float = 0.0,
+    batches: Sequence[Sequence[int]] | None = None,
+    noise: Callable[[FloatArray], FloatArray] = lambda gradient: gradient,
 ) -> list[FloatArray]:
-    """Every iterate w_0, w_1, ..., w_T of mini-batch SGD, each of shape (K, d)."""
+    """Every iterate w_0, w_1, ..., w_T of mini-batch SGD, each of shape (K, d).
+
+    `batches` lists the rows of each step, in place of consecutive batch_size
+    rows; `noise` makes the sum of a batch's gradients what the step uses.
+    """
     n, d = x.shape
+    if batches is None:
+        batches = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)] * passes
     w = np.zeros((n_outputs, d)) if start is None else start.reshape(n_outputs, d)
     found = [project(w, radius)]
-    for _ in range(passes):
-        for first in range(0, n, batch_size):
-            w = found[-1]
-            batch = range(first, min(first + batch_size, n))
-            gradient = sum(
-                (row_gradient(name, w, x[i], y[i], clip=clip, h=h) for i in batch), np.zeros_like(w)
-            )
-            # A short last batch is divided by the nominal size too.
-            move = gradient / batch_size + lambda_ * w
-            found.append(project(w - step(len(found)) * move, radius))
+    velocity = np.zeros_like(w)
+    for batch in batches:
+        w = found[-1]
+        gradient = np.zeros_like(w)
+        for i in batch:
+            row = row_gradient(name, w, x[i], y[i], clip=clip, h=h)
+            # of an outer product of slopes and x, so this is the norm of the slopes
+            slopes = float(np.linalg.norm(row)) / (float(np.linalg.norm(x[i])) or 1.0)
+            gradient += row * min(1.0, gradient_clip / slopes) if slopes > 0.0 else row
+        # A batch of another size is divided by the nominal size too.
+        velocity = momentum * velocity + noise(gradient) / batch_size + lambda_ * w
+        found.append(project(w - step(len(found)) * velocity, radius))
     return found
 
 

@@ -79,11 +79,11 @@ def numbers(text: Any) -> FloatArray:
 
 def epoch(
     connection: psycopg.Connection, query: str, *values: Any
-) -> tuple[FloatArray, FloatArray | None, int, int]:
+) -> tuple[FloatArray, FloatArray | None, int, int | None]:
     """Weights, average, steps and rows of a query that gives one dpml.epoch in column r."""
     row = connection.execute(f"SELECT (r).* FROM ({query}) s".encode(), values).fetchone()
     assert row is not None
-    weights, average, steps, rows = row
+    weights, average, steps, rows, _ = row
     return numbers(weights), None if average is None else numbers(average), steps, rows
 
 

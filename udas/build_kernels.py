@@ -15,8 +15,8 @@ from cffi import FFI
 
 # In an order in which every type is declared before its use.
 HEADERS = (
-    *("status", "block", "loss", "schedule", "sgd", "sums", "gradient", "gram", "whiten"),
-    *("sensitivity", "noise", "encode"),
+    *("status", "block", "loss", "schedule", "noise", "sgd", "poisson", "sums", "gradient", "gram", "whiten"),
+    *("sensitivity", "encode"),
 )
 
 # As in udas/Makefile.  Without contraction a replay agrees bit for bit with a pass in the server.

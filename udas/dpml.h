@@ -20,6 +20,13 @@
 /* Rows between two looks at pending interrupts, where a call sees one row. */
 #define DPML_ROWS_PER_CHECK 1024
 
+/* Weights times rows between two looks, where a call sees many. */
+#define DPML_NUMBERS_PER_CHECK 1000000
+
+/* module.c: settings */
+
+extern int	dpml_work_mem;		/* kB */
+
 /* support.c: contexts, sizes, arrays, blocks */
 
 extern MemoryContext dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate);
@@ -31,6 +38,11 @@ extern void dpml_open_block(DpmlBlock *block, Datum bytes);
 extern bytea *dpml_make_block(const DpmlBlock *block);
 extern bool dpml_same_bytes(const void *a, const void *b);
 extern Jsonb *dpml_copy_jsonb(MemoryContext context, Jsonb *json);
+
+/* Of a generator. */
+#define DPML_KEY_BYTES 32
+
+extern void dpml_random_key(uint8 key[DPML_KEY_BYTES]);
 
 /* json.c: typed reading of a JSON object, every error naming the key and its domain */
 
@@ -69,10 +81,21 @@ typedef struct DpmlOptions
 {
 	DpmlSgdOptions sgd;			/* n_features is 0 unless "features" was given */
 	bool		clip_rows;		/* scale longer rows to norm 1 (row form) */
+	int64		steps;			/* of a pass over Poisson batches */
+	double		sampling;		/* probability that a unit is in a batch; 0 if not given */
 } DpmlOptions;
 
+/* What options are for: which of them must be there, and which must not. */
+typedef enum DpmlOptionsUse
+{
+	DPML_FOR_LOSS,				/* all about steps may be there, incomplete */
+	DPML_FOR_EPOCH,
+	DPML_FOR_POISSON,			/* sampling in the aggregate */
+	DPML_FOR_POISSON_STEPS		/* rows drawn before */
+} DpmlOptionsUse;
+
 extern Jsonb *dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before);
-extern void dpml_options_parse(DpmlOptions *options, Jsonb *json, bool steps);
+extern void dpml_options_parse(DpmlOptions *options, Jsonb *json, DpmlOptionsUse use);
 extern void dpml_gradient_options_parse(DpmlGradientOptions *options, Jsonb *json);
 extern void dpml_hessian_options_parse(DpmlLoss *loss, Jsonb *json);
 

@@ -53,7 +53,7 @@ make_state(MemoryContext context, FunctionCallInfo fcinfo, int weights_argument,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("weights must not be null")));
 	state->source = dpml_copy_jsonb(context, source);
-	dpml_options_parse(&state->options, source, false);
+	dpml_options_parse(&state->options, source, DPML_FOR_LOSS);
 	take_weights(state, context, PG_GETARG_ARRAYTYPE_P(weights_argument));
 	dpml_row_form_init(&state->form, context, &state->options, state->options.sgd.n_features);
 	return state;

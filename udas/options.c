@@ -6,7 +6,8 @@
 
 static const char *const option_keys[] = {
 	"loss", "classes", "huber_h", "clip", "lambda", "radius", "batch_size", "schedule", "step_size",
-	"exponent", "rows", "average_from", "features", "clip_rows", "units"
+	"exponent", "rows", "average_from", "features", "clip_rows", "units", "noise", "noise_scale", "gradient_clip",
+	"momentum", "steps", "sampling", "capped"
 };
 
 static const char *const gradient_keys[] = {
@@ -25,6 +26,9 @@ static const char *const schedule_names[] = {
 	"constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt"
 };
 
+/* In the order of enum DpmlStepNoise. */
+static const char *const noise_names[] = {"none", "gaussian", "k-norm"};
+
 /* The largest integer up to which every integer is a float8. */
 #define MAX_EXACT 9007199254740992.0
 
@@ -35,6 +39,10 @@ static const DpmlDomain count = {0, MAX_EXACT, false, true, "an integer >= 0"};
 static const DpmlDomain step_number = {1, MAX_EXACT, false, true, "an integer >= 1"};
 static const DpmlDomain batch_rows = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
 static const DpmlDomain unit_rows = {1, PG_INT32_MAX, false, true, "an integer >= 1: the most rows of a unit"};
+static const DpmlDomain step_count = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
+static const DpmlDomain probability = {0, 1, true, false, "a number > 0 and <= 1"};
+static const DpmlDomain noise_size = {0x1p-900, 0x1p900, false, false, "a number from 1e-270 to 1e270"};
+static const DpmlDomain below_one = {0, 1 - 0x1p-53, false, false, "a number >= 0 and < 1"};
 static const DpmlDomain model_count = {1, DPML_MAX_MODELS, false, true, "an integer from 1 to 64"};
 static const DpmlDomain class_count = {2, DPML_MAX_FEATURES, false, true, "an integer from 2 to 1048576"};
 static const DpmlDomain feature_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
@@ -75,7 +83,11 @@ required_rows(const DpmlJson *json, const char *why)
 	return rows;
 }
 
-/* Step sizes: privacy/README.md, "Schedules".  Incomplete is enough where no step is taken. */
+/*
+ * Step sizes: privacy/README.md, "Schedules".  Incomplete is enough where no step
+ * is taken.  The cap serves the sensitivity of a whole pass; noise in every step
+ * needs none.
+ */
 static void
 parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, double smoothness, double lambda, bool complete)
 {
@@ -90,6 +102,12 @@ parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, double smoothness, 
 	has_step = dpml_json_number(json, "step_size", &positive, &schedule->step_size);
 	(void) dpml_json_number(json, "exponent", &fraction, &exponent);
 	(void) dpml_json_number(json, "rows", &count, &rows);
+	if (!dpml_json_bool(json, "capped", true))
+	{
+		if (schedule->kind == DPML_DECREASING || schedule->kind == DPML_SQRT_DECREASING)
+			dpml_json_refuse(json, "capped", "true with a decreasing schedule, which begins at the cap");
+		schedule->max_step = HUGE_VAL;
+	}
 	if (!complete)
 		return;
 
@@ -137,12 +155,54 @@ dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before
 	return options;
 }
 
+/* The number at a key that is a bound, infinity if absent. */
+static double
+parse_bound(const DpmlJson *json, const char *key)
+{
+	double		bound = HUGE_VAL;
+
+	(void) dpml_json_number(json, key, &positive, &bound);
+	return bound;
+}
+
+/* Noise on the sum of a batch's gradients, with its scale or without both. */
+static void
+parse_noise(DpmlSgdOptions *sgd, const DpmlJson *json)
+{
+	bool		has_scale = dpml_json_number(json, "noise_scale", &noise_size, &sgd->noise_scale);
+
+	sgd->noise = dpml_json_choice(json, "noise", noise_names, lengthof(noise_names), DPML_NO_NOISE);
+	if (sgd->noise != DPML_NO_NOISE && !has_scale)
+		dpml_json_refuse(json, "noise_scale", "given with \"noise\": its scale on the sum of a batch's gradients, > 0");
+	if (sgd->noise == DPML_NO_NOISE && has_scale)
+		dpml_json_refuse(json, "noise", "\"gaussian\" or \"k-norm\" with \"noise_scale\"");
+}
+
+/* Poisson batches are drawn, and counted, apart from the order of the rows. */
+static void
+parse_sampling(DpmlOptions *options, const DpmlJson *json, DpmlOptionsUse use)
+{
+	double		steps = 0;
+	bool		has_steps = dpml_json_number(json, "steps", &step_count, &steps);
+	bool		has_sampling = dpml_json_number(json, "sampling", &probability, &options->sampling);
+
+	options->steps = (int64) steps;
+	if (use == DPML_FOR_EPOCH && has_steps)
+		dpml_json_refuse(json, "steps", "absent in dpml.sgd_epoch: rows and batch size say how many steps a pass has");
+	if (use == DPML_FOR_EPOCH && has_sampling)
+		dpml_json_refuse(json, "sampling", "absent in dpml.sgd_epoch: dpml.sgd_poisson draws its batches");
+	if ((use == DPML_FOR_POISSON || use == DPML_FOR_POISSON_STEPS) && !has_steps)
+		dpml_json_refuse(json, "steps", "given: the steps of this pass");
+	if (use == DPML_FOR_POISSON && !has_sampling)
+		dpml_json_refuse(json, "sampling", "given: the probability that a unit is in a batch");
+}
+
 /*
- * Parse and check everything.  Without steps (dpml.loss), what is about steps
- * is still checked key by key, but need not be complete.
+ * Parse and check everything.  For dpml.loss, what is about steps is still
+ * checked key by key, but need not be complete.
  */
 void
-dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, bool steps)
+dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, DpmlOptionsUse use)
 {
 	DpmlSgdOptions *sgd = &options->sgd;
 	DpmlJson	json;
@@ -155,24 +215,18 @@ dpml_options_parse(DpmlOptions *options, Jsonb *jsonb, bool steps)
 	parse_loss(&sgd->loss, &json, lengthof(loss_names));
 	sgd->units = dpml_json_number(&json, "units", &unit_rows, &rows_per_unit);
 	(void) dpml_json_number(&json, "lambda", &not_negative, &sgd->lambda);
-	sgd->radius = HUGE_VAL;
-	(void) dpml_json_number(&json, "radius", &positive, &sgd->radius);
+	sgd->radius = parse_bound(&json, "radius");
+	sgd->gradient_clip = parse_bound(&json, "gradient_clip");
+	(void) dpml_json_number(&json, "momentum", &below_one, &sgd->momentum);
+	parse_noise(sgd, &json);
+	parse_sampling(options, &json, use);
 	sgd->batch_size = dpml_json_number(&json, "batch_size", &batch_rows, &number) ? (int32) number : 1;
 	sgd->average_from = dpml_json_number(&json, "average_from", &step_number, &number) ? (int64) number : 0;
 	sgd->n_features = dpml_json_number(&json, "features", &feature_count, &number) ? (int32) number : 0;
 	options->clip_rows = dpml_json_bool(&json, "clip_rows", true);
 	/* a batch of b units has up to rows_per_unit b rows: privacy/README.md, "Unit of privacy" */
-	parse_schedule(&sgd->schedule, &json, rows_per_unit * dpml_loss_smoothness(&sgd->loss), sgd->lambda, steps);
-}
-
-/* The number at a key that is a bound, infinity if absent. */
-static double
-parse_bound(const DpmlJson *json, const char *key)
-{
-	double		bound = HUGE_VAL;
-
-	(void) dpml_json_number(json, key, &positive, &bound);
-	return bound;
+	parse_schedule(&sgd->schedule, &json, rows_per_unit * dpml_loss_smoothness(&sgd->loss), sgd->lambda,
+				   use != DPML_FOR_LOSS);
 }
 
 /* The options of dpml.gradient; n_features stays 0. */

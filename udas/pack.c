@@ -203,20 +203,32 @@ size_with(const PackState *state, const DpmlBlock *more)
 	return dpml_block_size(&both);
 }
 
-/* Only the first n_rows rows. */
-static void
-truncate_block(DpmlBlock *block, const uint32 *row_end, int32 n_rows)
+/* Where a block can end without cutting a unit: before a row of the window that begins one. */
+typedef struct Border
 {
-	block->n_rows = n_rows;
-	block->n_values = block->kind == DPML_CSR ? (int32) row_end[n_rows - 1] : n_rows * block->n_features;
+	int64		next;			/* that row of the window */
+	int32		n_rows;			/* of the block before it */
+	int32		n_values;
+} Border;
+
+/* Forget the rows from a border on. */
+static void
+cut_at(PackState *state, const Border *border)
+{
+	int32		rest = border->n_rows % 32;
+
+	state->block.n_rows = border->n_rows;
+	state->block.n_values = border->n_values;
+	if (rest != 0)
+		state->starts[border->n_rows / 32] &= ((uint32) 1 << rest) - 1;
 }
 
 /*
  * Window function (block bytea, capacity int4, max_bytes int4): on the first
  * row of every block the block, NULL on its other rows.  A block ends after
- * capacity rows, or before a row that would make it larger than max_bytes; but
- * a unit of privacy that would be cut goes to the next block, unless it is
- * larger than a block.  One sort gives both the order and the blocks.
+ * capacity rows, or before a row that would make it larger than max_bytes; and
+ * earlier than that, where it would cut a unit that did not begin it.
+ * One sort gives both the order and the blocks.
  */
 Datum
 dpml_pack_window(PG_FUNCTION_ARGS)
@@ -225,7 +237,7 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 	int64		position = WinGetCurrentPosition(window);
 	int64	   *next = WinGetPartitionLocalMemory(window, sizeof(int64));	/* first row of the next block */
 	PackState	state = {0};
-	int32		last_unit = 0;	/* where in the block the last unit begins */
+	Border		border = {0};
 	int32		capacity;
 	Size		max_bytes;
 
@@ -240,6 +252,7 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 		DpmlBlock	block;
 		bool		isnull;
 		bool		isout;
+		bool		whole;
 		Datum		row = WinGetFuncArgInPartition(window, 0, *next, WINDOW_SEEK_HEAD, false, &isnull, &isout);
 
 		if (isout)
@@ -247,18 +260,19 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 		if (isnull)
 			refuse_null_block();
 		dpml_open_block(&block, row);
-		if (state.labels != NULL &&
-			(*next - position >= capacity || size_with(&state, &block) > max_bytes))
+		whole = block.n_rows == 0 || dpml_block_starts_unit(&block, 0);
+		if (*next - position >= capacity ||
+			(state.labels != NULL && size_with(&state, &block) > max_bytes))
 		{
-			if (last_unit > 0 && !dpml_block_starts_unit(&block, 0))
+			if (!whole && border.next > position)
 			{
-				truncate_block(&state.block, state.row_end, last_unit);
-				*next = position + last_unit;
+				cut_at(&state, &border);
+				*next = border.next;
 			}
 			break;
 		}
-		if (dpml_block_starts_unit(&block, 0))
-			last_unit = state.block.n_rows;
+		if (whole)
+			border = (Border) {*next, state.block.n_rows, state.block.n_values};
 		append_block(&state, &block);
 		if (*next % DPML_ROWS_PER_CHECK == 0)
 			CHECK_FOR_INTERRUPTS();
@@ -269,7 +283,7 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 /* What a view of one row points to beside the block. */
 typedef struct RowParts
 {
-	uint32		start;
+	uint32		starts;
 	uint32		row_end;
 } RowParts;
 
@@ -277,28 +291,9 @@ typedef struct RowParts
 static DpmlBlock
 one_row(const DpmlBlock *block, int32 i, RowParts *parts)
 {
-	DpmlBlock	row = *block;
+	DpmlBlock	row;
 
-	row.n_rows = 1;
-	row.labels = block->labels + i;
-	parts->start = (uint32) dpml_block_starts_unit(block, i);
-	if (block->starts != NULL)
-		row.starts = &parts->start;
-	if (block->kind == DPML_DENSE)
-	{
-		row.n_values = block->n_features;
-		row.values = block->values + (Size) i * block->n_features;
-	}
-	else
-	{
-		uint32		start = i > 0 ? block->row_end[i - 1] : 0;
-
-		row.n_values = (int32) (block->row_end[i] - start);
-		row.values = block->values + start;
-		row.columns = block->columns + start;
-		parts->row_end = (uint32) row.n_values;
-		row.row_end = &parts->row_end;
-	}
+	dpml_block_part(block, i, 1, &parts->starts, &parts->row_end, &row);
 	return row;
 }
 

@@ -140,6 +140,16 @@ dpml_make_block(const DpmlBlock *block)
 	return value;
 }
 
+/* A key from the operating system, for one generator. */
+void
+dpml_random_key(uint8 key[DPML_KEY_BYTES])
+{
+	if (!pg_strong_random(key, DPML_KEY_BYTES))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("the operating system gave no random bytes for noise or sampling")));
+}
+
 /* Are two detoasted values the same bytes? */
 bool
 dpml_same_bytes(const void *a, const void *b)

@@ -29,6 +29,7 @@ __all__ = [
     "Noise",
     "Schedule",
     "Sensitivity",
+    "noise_grid",
     "sensitivity",
 ]
 
@@ -303,6 +304,15 @@ def sensitivity(
     return Sensitivity(result.sensitivity, result.step_sum, result.step_max, result.steps)
 
 
+def noise_grid(scale: float) -> float:
+    """Spacing of the grid that a batch's sum and its noise of a scale in (0, inf) are rounded to.
+
+    Source: privacy/README.md, "Noise inside a pass".
+    """
+    require(0.0 < scale < math.inf, "scale must be in (0, inf)")
+    return float(lib.dpml_noise_grid(scale))
+
+
 class Noise:
     """Cryptographic noise, keyed by the operating system.
 
@@ -332,6 +342,14 @@ class Noise:
         out = np.empty(n)
         lib.dpml_noise_gaussian(self._rng, n, stddev, pointer(out))
         return out
+
+    def misses(self, probability: float) -> int:
+        """Misses before the next hit of a coin that hits with a probability in (0, 1].
+
+        Source: privacy/README.md, "Poisson batches".
+        """
+        require(0.0 < probability <= 1.0, "probability must be in (0, 1]")
+        return int(lib.dpml_coin_misses(self._rng, lib.dpml_coin_rate(probability)))
 
     def gamma(self, shape: float) -> float:
         """One Gamma variable of scale 1; shape in [1, inf)."""

@@ -40,6 +40,7 @@ __all__ = [
     "projection_matrix",
     "scores",
     "sgd_blocks",
+    "sgd_poisson",
     "sgd_rows",
     "whiten",
     "whitened_norm",
@@ -53,6 +54,7 @@ _BLOCK_PROBLEMS = {
     lib.DPML_BAD_LAYOUT: "its header, offsets or column numbers are inconsistent",
 }
 _COLUMN_KINDS = {"numeric": lib.DPML_NUMERIC, "category": lib.DPML_CATEGORY, "array": lib.DPML_ARRAY}
+_STEP_NOISES = {"none": lib.DPML_NO_NOISE, "gaussian": lib.DPML_GAUSSIAN, "k-norm": lib.DPML_KNORM}
 _SCALES = {"center": lib.DPML_CENTER, "zero_based": lib.DPML_ZERO_BASED, "standard": lib.DPML_STANDARD}
 
 
@@ -88,7 +90,9 @@ class Epoch(NamedTuple):
     steps: int
     """Steps so far, earlier passes included."""
     rows: int
-    """Rows of this pass."""
+    """Rows of this pass: with Poisson batches, rows that could be drawn."""
+    velocity: FloatArray | None = None
+    """With momentum, shape (K * d,)."""
 
 
 class GradientSums(NamedTuple):
@@ -244,12 +248,26 @@ class _Pass:
         steps: int = 0,
         average_from: int = 0,
         units: bool = False,
+        noise: str = "none",
+        noise_scale: float = 0.0,
+        noise_key: bytes | None = None,
+        gradient_clip: float = math.inf,
+        momentum: float = 0.0,
+        velocity: npt.ArrayLike | None = None,
     ) -> None:
         require(0.0 <= lambda_ < math.inf, "lambda must be in [0, inf)")
         require(radius > 0.0, "radius must be in (0, inf]")
         require(1 <= batch_size < 2**31, "batch_size must be at least 1")
         require(1 <= n_features <= lib.DPML_MAX_FEATURES, "n_features is out of range")
         require(steps >= 0 and average_from >= 0, "steps and average_from must be at least 0")
+        require(noise in _STEP_NOISES, f"noise must be one of {', '.join(_STEP_NOISES)}")
+        require(
+            noise == "none" or (0.0 < noise_scale < math.inf and noise_key is not None),
+            "noise needs noise_scale in (0, inf) and noise_key",
+        )
+        require(noise_key is None or len(noise_key) == 32, "noise_key must have 32 bytes")
+        require(gradient_clip > 0.0, "gradient_clip must be in (0, inf]")
+        require(0.0 <= momentum < 1.0, "momentum must be in [0, 1)")
         self._options = ffi.new(
             "DpmlSgdOptions *",
             {
@@ -261,13 +279,19 @@ class _Pass:
                 "n_features": n_features,
                 "batch_size": batch_size,
                 "units": units,
+                "noise": _STEP_NOISES[noise],
+                "noise_scale": noise_scale,
+                "gradient_clip": gradient_clip,
+                "momentum": momentum,
             },
         )
         self._size = loss.n_classes * n_features
         self._memory = ffi.new("char[]", lib.dpml_sgd_memory(self._options))
         self.state = ffi.new("DpmlSgd *")
-        start = [self._start(weights), self._start(average)]
-        lib.dpml_sgd_start(self.state, self._options, self._memory, *start, steps)
+        kept = [self._start(values) for values in (weights, average, velocity)]
+        key = ffi.NULL if noise_key is None else ffi.from_buffer("uint8_t[]", noise_key)
+        start = ffi.new("DpmlSgdStart *", [*kept, steps, key])
+        lib.dpml_sgd_start(self.state, self._options, self._memory, start)
 
     def _start(self, values: npt.ArrayLike | None) -> Any:
         if values is None:
@@ -283,7 +307,8 @@ class _Pass:
             return np.frombuffer(ffi.buffer(values, 8 * self._size), dtype=np.float64).copy()
 
         average = copy(self.state.average) if self.state.averaged > 0 else None
-        return Epoch(copy(self.state.weights), average, self.state.steps, self.state.rows)
+        velocity = copy(self.state.velocity) if self.state.velocity != ffi.NULL else None
+        return Epoch(copy(self.state.weights), average, self.state.steps, self.state.rows, velocity)
 
 
 def sgd_rows(x: npt.ArrayLike, y: npt.ArrayLike, **options: Any) -> Epoch:
@@ -298,7 +323,12 @@ def sgd_rows(x: npt.ArrayLike, y: npt.ArrayLike, **options: Any) -> Epoch:
         radius : float, in (0, inf]; batch_size : int; weights, average :
         ndarray of shape (K * d,) and steps : int, where an earlier pass ended;
         average_from : int, the first step whose iterate is averaged, 0 for none;
-        units : bool, batches count units of privacy and not rows.
+        units : bool, batches count units of privacy and not rows;
+        noise : str, one of none, gaussian, k-norm, of noise_scale on the sum of
+        a batch's gradients, from the generator of noise_key, 32 bytes;
+        gradient_clip : float, in (0, inf], bound on the norm of a row's
+        derivatives in its scores; momentum : float, in [0, 1), and velocity,
+        where an earlier pass ended.
     """
     rows, labels = _floats(x), _floats(y)
     require(rows.ndim == 2 and labels.shape == rows.shape[:1], "x must have shape (n, d) and y (n,)")
@@ -316,6 +346,70 @@ def sgd_blocks(blocks: Iterable[bytes], *, n_features: int, **options: Any) -> E
         require(view.n_features == n_features, "the block has another number of features")
         lib.dpml_sgd_block(run.state, view)
     return run.finish()
+
+
+def sgd_poisson(
+    blocks: Iterable[bytes],
+    *,
+    n_features: int,
+    n_steps: int,
+    sampling: float,
+    coin_key: bytes,
+    **options: Any,
+) -> Epoch:
+    """Steps over Poisson batches of the blocks' rows.
+
+    Parameters
+    ----------
+    blocks
+        Packed blocks.
+    n_steps : int
+        Steps of this call, at least 1.
+    sampling : float
+        Probability that a unit is in a batch, in (0, 1].
+    coin_key : bytes
+        32 bytes, of the generator that draws them.
+    options
+        As in sgd_rows; every batch is divided by batch_size, whatever it has.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Poisson batches".
+    """
+    require(n_steps >= 1 and 0.0 < sampling <= 1.0, "n_steps must be at least 1, sampling in (0, 1]")
+    require(len(coin_key) == 32, "coin_key must have 32 bytes")
+    run = _Pass(n_features, **options)
+    records: list[Any] = []
+    units: list[int] = []
+    kind = lib.DPML_DENSE
+    for data in blocks:
+        view = _view(ffi.from_buffer(data))
+        require(view.n_features == n_features, "the block has another number of features")
+        kind = view.kind
+        for i in range(view.n_rows):
+            if not records or lib.dpml_block_starts_unit(view, i):
+                units.append(len(records))
+            records.append(ffi.new("uint32_t[]", lib.dpml_record_size(view, i) // 4))
+            lib.dpml_record_write(view, i, records[-1])
+    rows = ffi.new("const void *[]", records)
+    firsts = np.array(units, dtype=np.int64)
+    by_unit = bool(options.get("units"))
+    store = ffi.new(
+        "DpmlStore *",
+        {
+            "kind": kind,
+            "n_features": n_features,
+            "n_rows": len(records),
+            "rows": rows,
+            "units": pointer(firsts, "int64_t") if by_unit else ffi.NULL,
+            "n_units": len(units) if by_unit else len(records),
+        },
+    )
+    state = ffi.new("DpmlPoisson *")
+    lib.dpml_poisson_start(state, store, sampling, n_steps, ffi.from_buffer("uint8_t[]", coin_key))
+    while lib.dpml_poisson_run(state, run.state, 1000):
+        pass
+    return run.finish()._replace(rows=len(records))
 
 
 def loss_sum_blocks(blocks: Iterable[bytes], weights: npt.ArrayLike, loss: Loss) -> float:

@@ -28,9 +28,13 @@ FILL_IN = "FILL IN"
 
 SCALES = ("center", "zero_based", "standard")
 NORMS = ("normalize", "clip")
-METHODS = ("auto", "whitened-dp-gd", "dp-gd", "sufficient-statistics", "bolt-on", "noiseless", "lbfgs")
+METHODS = (
+    *("auto", "whitened-dp-gd", "dp-gd", "sufficient-statistics", "bolt-on", "dp-sgd", "bst14", "scs13"),
+    *("noiseless", "lbfgs"),
+)
 NOT_PRIVATE_METHODS = ("noiseless", "lbfgs")
 SOLVERS = ("sgd", "certified")
+ACCOUNTANTS = ("pld", "advanced")
 LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
 MAX_FEATURES = 2**20
@@ -47,6 +51,7 @@ SGD_OPTIONS = (
 """Fields of `TrainSpec` that only the passes of SGD use."""
 
 _LOSS_OPTIONS = ("loss", "huber_h", "clip", "lambda_")
+_NOISY_OPTIONS = (*_LOSS_OPTIONS, "passes", "batch_size", "radius", "average", "tail")
 METHOD_OPTIONS = {
     "auto": ("loss", "huber_h"),
     "whitened-dp-gd": ("loss", "huber_h", "clip", "passes"),
@@ -56,6 +61,9 @@ METHOD_OPTIONS = {
     ),
     "sufficient-statistics": ("loss",),
     "bolt-on": (*_LOSS_OPTIONS, *SGD_OPTIONS, "solver"),
+    "dp-sgd": (*_NOISY_OPTIONS, "schedule", "step_size", "momentum"),
+    "bst14": (*_NOISY_OPTIONS, "accountant"),
+    "scs13": (*_NOISY_OPTIONS, "schedule", "step_size", "momentum", "fresh_order"),
     "noiseless": (*_LOSS_OPTIONS, *SGD_OPTIONS, "tolerance"),
     "lbfgs": (*_LOSS_OPTIONS, "passes", "tolerance"),
 }
@@ -495,7 +503,8 @@ class TrainSpec:
     ----------
     method : str
         "auto" (the default), which chooses one by public numbers, or "whitened-dp-gd", "dp-gd",
-        "sufficient-statistics", "bolt-on", "noiseless" or "lbfgs". What a method does not use is refused.
+        "sufficient-statistics", "bolt-on", "dp-sgd", "bst14", "scs13", "noiseless" or "lbfgs". What a method
+        does not use is refused.
     solver : str or None
         Of "bolt-on": "sgd", or "certified", the minimiser itself, which needs lambda > 0. None takes
         "certified" where lambda > 0 and no option of SGD is given.
@@ -510,9 +519,10 @@ class TrainSpec:
     schedule : str or None
         "constant", "decreasing", "sqrt_decreasing", "strongly_convex" or "inverse_sqrt".
     step_size : float or None
-        Of "constant" and "inverse_sqrt", in (0, inf); capped by 1 / (beta + lambda). Of dp-gd: not capped.
+        Of "constant" and "inverse_sqrt", in (0, inf); capped by 1 / (beta + lambda), but not in
+        dp-gd, dp-sgd and scs13.
     momentum : float or None
-        Of dp-gd, in [0, 1): the share of the last step that is taken again.
+        Of dp-gd, dp-sgd and scs13, in [0, 1): the share of the last step that is taken again.
     exponent : float
         c of n^c in the decreasing schedules, in [0, 1].
     radius : float or None
@@ -525,7 +535,7 @@ class TrainSpec:
         A new random order of the rows in every pass.
     clip : float or None
         Bound on the scalar derivative of the loss, in (0, inf). For softmax: on the norm of a row's
-        derivatives, in dp-gd and whitened-dp-gd only.
+        derivatives, in methods with noise on gradients only.
     unit_clip : float or None
         Of dp-gd with a unit of privacy: bound on the norm of the gradient of all rows of a unit, in (0, inf).
     huber_h : float
@@ -533,6 +543,8 @@ class TrainSpec:
     tolerance : float or None
         In [0, 1]. Of noiseless: stop when the loss falls by less than this share in a pass, by default
         1e-4. Of lbfgs: stop at a gradient of this norm, by default 1e-8.
+    accountant : str or None
+        Of bst14: "pld", by default, or "advanced", the composition of its publication.
     """
 
     method: str = "auto"
@@ -553,6 +565,7 @@ class TrainSpec:
     unit_clip: float | None = None
     huber_h: float = 0.5
     tolerance: float | None = None
+    accountant: str | None = None
 
     def __post_init__(self) -> None:
         _choice(self.method, "method", METHODS)
@@ -561,6 +574,7 @@ class TrainSpec:
             ("loss", LOSSES),
             ("schedule", SCHEDULES),
             ("average", AVERAGES),
+            ("accountant", ACCOUNTANTS),
         ):
             if getattr(self, key) is not None:
                 _choice(getattr(self, key), key, choices)

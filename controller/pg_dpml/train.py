@@ -17,7 +17,7 @@ from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
 from pg_dpml.maintenance import versions
-from pg_dpml.methods import auto, baselines, bolt_on, full_batch, sufficient_statistics
+from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, noise_record
 from pg_dpml.rows import Source, count_units, pack, resolve
@@ -46,6 +46,9 @@ _METHODS: Mapping[str, Method] = {
     "dp-gd": full_batch,
     "sufficient-statistics": sufficient_statistics,
     "bolt-on": bolt_on,
+    "dp-sgd": noisy_sgd,
+    "bst14": noisy_sgd,
+    "scs13": noisy_sgd,
     "noiseless": baselines,
     "lbfgs": baselines,
 }

@@ -333,6 +333,7 @@ GIVEN: dict[str, Any] = {
     "huber_h": 0.1,
     "tolerance": 0.1,
     "solver": "sgd",
+    "accountant": "pld",
 }
 
 

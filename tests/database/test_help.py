@@ -11,8 +11,8 @@ import pytest
 from sqltools import scalar
 
 TOPICS = (
-    *("train", "predict", "evaluate", "sgd_epoch", "gradient", "pack", "loss", "options", "spec", "models"),
-    *("ledger", "privacy"),
+    *("train", "predict", "evaluate", "sgd_epoch", "poisson", "gradient", "pack", "loss", "options", "spec"),
+    *("models", "ledger", "privacy"),
 )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import psycopg
 import pytest
 
+from pg_dpml import replay
 from sqltools import load_blocks, load_rows, make_rows, numbers, plain_spec, scalar
 
 
@@ -72,33 +73,51 @@ def test_window_pack_by_bytes(connection: psycopg.Connection) -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "csr"])
-@pytest.mark.parametrize("limits", ["7", "1000, 700"])
-def test_window_pack_keeps_units_whole(connection: psycopg.Connection, limits: str, form: str) -> None:
-    """Units of 1 to 5 rows go to one block each; one of 30 rows is larger than a block and is cut."""
-    x, y = make_rows(300, 12, "squared")
+@pytest.mark.parametrize(("capacity", "max_bytes"), [(6, 2**31 - 1), (1000, 400), (1, 2**31 - 1)])
+def test_window_pack_keeps_units_whole(
+    connection: psycopg.Connection, form: str, capacity: int, max_bytes: int
+) -> None:
+    """A block ends before a unit that does not fit; only one too large for any goes on in the next."""
+    x, y = make_rows(120, 7, "squared")
     load_rows(connection, x, y)
-    unit = "CASE WHEN i < 30 THEN -1 ELSE (i - mod(i, 10)) * 4 + floor(sqrt(mod(i, 10)))::int END"
-    connection.execute(
-        "CREATE TABLE cut AS SELECT dense_rank() OVER (ORDER BY first) - 1 AS block_no, block FROM ("
-        f"SELECT i AS first, dpml.pack(e, {limits}) OVER (ORDER BY i) AS block FROM ("
-        "SELECT i, dpml.encode(%s::jsonb, s, u IS DISTINCT FROM lag(u) OVER (ORDER BY i)) AS e FROM ("
-        f"SELECT s.*, {unit} AS u FROM rows s) s) t) v WHERE block IS NOT NULL".encode(),
-        (json.dumps(plain_spec(12, "squared", form=form)),),
-    )
+    starts = np.random.default_rng(4).random(120) < 0.4
+    starts[0], starts[60:80] = True, False  # a unit of more than 20 rows
     blocks = connection.execute(
-        "SELECT block_no, array_agg(round(r.y)) FROM cut, dpml.unpack(block) WITH ORDINALITY r(x, y, place) "
-        "GROUP BY 1 ORDER BY 1"
+        "SELECT block FROM (SELECT i, dpml.pack(e, %s, %s) OVER (ORDER BY i) AS block FROM"
+        " (SELECT i, dpml.encode(%s::jsonb, s, (%s::bool[])[i + 1]) AS e FROM rows s) t) u"
+        " WHERE block IS NOT NULL ORDER BY i",
+        (capacity, max_bytes, json.dumps(plain_spec(7, "squared", form=form)), starts.tolist()),
     ).fetchall()
-    sizes = [len(rows) for _, rows in blocks]
-    assert sum(sizes) == 300
-    starts = [0]
-    for k in range(1, 300):
-        units = [-1 if i < 30 else (i - i % 10) * 4 + math.isqrt(i % 10) for i in (k - 1, k)]
-        starts += [k] if units[0] != units[1] else []
-    borders = np.cumsum(sizes)[:-1]
-    assert {int(border) for border in borders if border > 30} <= set(starts)
-    assert any(border < 30 for border in borders)
-    connection.execute("DROP TABLE cut")
+    opened = [replay.open_block(bytes(block)) for (block,) in blocks]
+    np.testing.assert_array_equal(np.concatenate([block.labels for block in opened]), y.astype(np.float32))
+    found = np.concatenate([block.starts for block in opened if block.starts is not None])
+    np.testing.assert_array_equal(found, starts)
+    values = np.concatenate([block.values.reshape(-1) for block in opened])
+    np.testing.assert_array_equal(values, x.astype(np.float32).reshape(-1))
+    sizes = np.diff([*np.flatnonzero(starts), 120])
+    row_bytes = 4 + 4 * 7 if form == "dense" else 8 + 8 * 7
+    most = min(capacity, (max_bytes - 20) // row_bytes)
+    place = 0
+    for (block,), rows in zip(blocks, opened, strict=True):
+        assert len(block) <= max_bytes
+        assert len(rows.labels) <= capacity
+        unit = int(np.searchsorted(np.flatnonzero(starts), place, side="right")) - 1
+        assert starts[place] or sizes[unit] > most, "a unit that would fit was cut"
+        place += len(rows.labels)
+
+
+def test_window_pack_of_blocks_of_several_rows(connection: psycopg.Connection) -> None:
+    """A unit that goes on in the next of them is cut no more than one of single rows."""
+    rows = np.eye(4, dtype=np.float32)
+    parts = [replay.pack_dense(rows, np.full(4, i), [i != 2, False, False, True]) for i in range(4)]
+    connection.execute("CREATE TEMP TABLE parts (i int, part bytea)")
+    connection.cursor().executemany("INSERT INTO parts VALUES (%s, %b)", list(enumerate(parts)))
+    found = connection.execute(
+        "SELECT block FROM (SELECT i, dpml.pack(part, 2) OVER (ORDER BY i) AS block FROM parts) s"
+        " WHERE block IS NOT NULL ORDER BY i"
+    ).fetchall()
+    labels = [replay.open_block(bytes(block)).labels.tolist() for (block,) in found]
+    assert labels == [[0.0] * 4, [1.0] * 4 + [2.0] * 4, [3.0] * 4]
 
 
 def test_window_pack_in_partitions(connection: psycopg.Connection) -> None:
@@ -180,8 +199,12 @@ FORGED = [
 
 @pytest.mark.parametrize("block", FORGED, ids=lambda block: block.hex()[:80])
 def test_forged_blocks_are_refused(connection: psycopg.Connection, block: bytes) -> None:
+    steps = '{"loss": "logistic", "step_size": 1, "steps": 1, "sampling": 1}'
     for query in (
         """SELECT dpml.sgd_epoch(0, %b, NULL, '{"loss": "logistic", "step_size": 1}')""",
+        f"SELECT dpml.sgd_poisson(0, %b, NULL, '{steps}')",
+        f"SELECT dpml.sgd_poisson_steps(1, %b, NULL, '{steps}')",
+        "SELECT dpml.poisson_steps(%b, 1, 1)",
         """SELECT dpml.loss(%b, '{1,2}', '{"loss": "logistic"}')""",
         "SELECT dpml.pack(%b)",
         "SELECT dpml.pack(%b, 1) OVER ()",

@@ -225,6 +225,30 @@ def test_bad_rows_are_zero_rows(connection: psycopg.Connection) -> None:
     assert heard == []
 
 
+def test_steps_are_capped_unless_the_options_say_otherwise(connection: psycopg.Connection) -> None:
+    """One row, from zero: the derivative of logistic loss is -1/2, and the cap 4."""
+    query = "SELECT (dpml.sgd_epoch('{1}'::float8[], 1, NULL, %s::jsonb)).weights[1]"
+    for kind, step, wanted in (
+        ("constant", 100, 50.0),
+        ("inverse_sqrt", 100, 50.0),
+        ("strongly_convex", None, 500.0),
+        ("constant", 2, 1.0),
+    ):
+        options: dict[str, Any] = {"loss": "logistic", "schedule": kind}
+        options |= {"lambda": 1e-3} if step is None else {"step_size": step}
+        cap = 0.5 / (0.25 + (1e-3 if step is None else 0.0))
+        for more, found in (
+            ({}, min(cap, wanted)),
+            ({"capped": True}, min(cap, wanted)),
+            ({"capped": False}, wanted),
+        ):
+            assert scalar(connection, query, as_json(options | more)) == pytest.approx(found, rel=1e-12)
+    for kind in ("decreasing", "sqrt_decreasing"):
+        options = {"loss": "logistic", "schedule": kind, "rows": 1, "capped": False}
+        with pytest.raises(psycopg.Error, match='"capped" in options must be true'):
+            scalar(connection, query, as_json(options))
+
+
 def test_softmax_labels_that_are_no_class(connection: psycopg.Connection) -> None:
     x, y = load(connection, "softmax")
     connection.execute(
@@ -277,7 +301,7 @@ def test_number_of_features(connection: psycopg.Connection) -> None:
         "SELECT dpml.sgd_epoch(NULL, y, NULL, %s::jsonb)::text FROM rows",
         options.replace("{", '{"batch_size": 3, '),
     )
-    assert none == "(,,2,4)"
+    assert none == "(,,2,4,)"
 
 
 def test_group_by_and_filter(connection: psycopg.Connection) -> None:
@@ -300,7 +324,7 @@ def test_no_rows(connection: psycopg.Connection) -> None:
     load(connection, "logistic")
     options = '{"loss": "logistic", "step_size": 1}'
     for query in (ROW_FORM, BLOCK_FORM):
-        assert scalar(connection, query.replace("AS r", "::text") + " WHERE false", options) == "(,,0,0)"
+        assert scalar(connection, query.replace("AS r", "::text") + " WHERE false", options) == "(,,0,0,)"
     assert (
         scalar(connection, "SELECT dpml.loss(x, y, '{0}', %s::jsonb) FROM rows WHERE false", options) is None
     )

@@ -14,6 +14,7 @@ from psycopg import errors
 from sqltools import load_blocks, load_rows, make_rows, plain_spec, scalar
 
 GOOD = '{"loss": "logistic", "step_size": 0.1}'
+POISSON = '{"loss": "logistic", "step_size": 0.1, "steps": 3, "sampling": 0.1}'
 SUMS = '{"loss": "logistic"}'
 ROW_FORM = "SELECT dpml.sgd_epoch(x, y, NULL, %s::jsonb ORDER BY i) FROM rows"
 BLOCK_FORM = "SELECT dpml.sgd_epoch(block_no, block, NULL, %s::jsonb ORDER BY block_no) FROM blocks"
@@ -78,6 +79,19 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"features": 2**20 + 1}, "features", "an integer from 1 to 1048576"),
     ({"features": "4"}, "features", "an integer from 1 to 1048576"),
     ({"clip_rows": 1}, "clip_rows", "true or false"),
+    ({"noise": "laplace"}, "noise", 'one of "none", "gaussian", "k-norm"'),
+    ({"noise": 1}, "noise", "one of"),
+    ({"noise": "gaussian"}, "noise_scale", "given with"),
+    ({"noise_scale": 1}, "noise", '"gaussian" or "k-norm" with'),
+    ({"noise": "k-norm", "noise_scale": 0}, "noise_scale", "a number from 1e-270 to 1e270"),
+    ({"noise": "k-norm", "noise_scale": "1"}, "noise_scale", "a number from 1e-270 to 1e270"),
+    ({"gradient_clip": 0}, "gradient_clip", POSITIVE),
+    ({"momentum": 1}, "momentum", "a number >= 0 and < 1"),
+    ({"momentum": -0.1}, "momentum", "a number >= 0 and < 1"),
+    ({"steps": 0}, "steps", COUNT),
+    ({"steps": 5}, "steps", "absent in dpml.sgd_epoch"),
+    ({"sampling": 2}, "sampling", "a number > 0 and <= 1"),
+    ({"sampling": 0.5}, "sampling", "absent in dpml.sgd_epoch"),
 ]
 
 
@@ -89,7 +103,7 @@ def test_options_are_refused_by_name(
     for query in (ROW_FORM, BLOCK_FORM):
         message = refused(tables, query, options)
         assert message.startswith(f'"{key}" in options must be {domain}')
-    about_steps = key in ("rows", "lambda") and domain in ("given", "> 0")
+    about_steps = domain in ("given", "> 0", "absent in dpml.sgd_epoch")
     query = "SELECT dpml.loss(block, '{0,0,0,0,0,0,0,0,0,0,0,0}', %s::jsonb) FROM blocks"
     if not about_steps:
         assert refused(tables, query, options) == message
@@ -140,22 +154,26 @@ def test_options_must_not_vary(tables: psycopg.Connection) -> None:
     ],
 )
 def test_block_order_is_enforced(tables: psycopg.Connection, rows: str, missing: int) -> None:
-    query = f"SELECT dpml.sgd_epoch(block_no, block, NULL, %s::jsonb) FROM ({rows}) s"
-    assert refused(tables, query, GOOD) == f"block {missing} is missing or out of order"
+    for aggregate, options in (("sgd_epoch", GOOD), ("sgd_poisson", POISSON)):
+        query = f"SELECT dpml.{aggregate}(block_no, block, NULL, %s::jsonb) FROM ({rows}) s"
+        assert refused(tables, query, options) == f"block {missing} is missing or out of order"
 
 
 def test_block_arguments(tables: psycopg.Connection) -> None:
     start = "SELECT dpml.sgd_epoch(block_no, block, %s, '{GOOD}') FROM blocks".replace("{GOOD}", GOOD)
-    assert refused(tables, start % "ROW('{1,2,3}', NULL, 0, 0)") == "start must have 4 weights (1 x 4), not 3"
     assert (
-        refused(tables, start % "ROW('{1,2,NULL,4}', NULL, 0, 0)")
+        refused(tables, start % "ROW('{1,2,3}', NULL, 0, 0, NULL)")
+        == "the weights in start must have 4 elements (1 x 4), not 3"
+    )
+    assert (
+        refused(tables, start % "ROW('{1,2,NULL,4}', NULL, 0, 0, NULL)")
         == "the weights in start must not contain nulls"
     )
-    assert "one-dimensional" in refused(tables, start % "ROW('{{1,2},{3,4}}', NULL, 0, 0)")
-    assert "steps in start" in refused(tables, start % "ROW(NULL, NULL, -1, 0)")
-    assert "average in start must have 4" in refused(tables, start % "ROW(NULL, '{1}', 1, 0)")
+    assert "one-dimensional" in refused(tables, start % "ROW('{{1,2},{3,4}}', NULL, 0, 0, NULL)")
+    assert "steps in start" in refused(tables, start % "ROW(NULL, NULL, -1, 0, NULL)")
+    assert "average in start must have 4" in refused(tables, start % "ROW(NULL, '{1}', 1, 0, NULL)")
     averaged = start.replace('"step_size"', '"average_from": 2, "step_size"')
-    assert "start must have an average" in refused(tables, averaged % "ROW('{1,2,3,4}', NULL, 2, 0)")
+    assert "start must have an average" in refused(tables, averaged % "ROW('{1,2,3,4}', NULL, 2, 0, NULL)")
     assert '"features" in options must be 4' in refused(
         tables, BLOCK_FORM, GOOD.replace("{", '{"features": 5, ')
     )
@@ -168,6 +186,8 @@ def test_block_arguments(tables: psycopg.Connection) -> None:
     )
     query = "SELECT dpml.sgd_epoch(block_no, block, NULL, %s::jsonb ORDER BY block_no) FROM mixed"
     assert refused(tables, query, GOOD) == "block 1 has 2 features, the first one has 4"
+    poisson = query.replace("sgd_epoch", "sgd_poisson")
+    assert refused(tables, poisson, POISSON) == "block 1 has 2 features, the first one has 4"
     assert "same format" in refused(tables, "SELECT dpml.pack(block) FROM mixed")
     assert "block has 4 features, the weights have 2" in refused(
         tables, "SELECT dpml.loss(block, '{1,2}', %s::jsonb) FROM blocks", GOOD
@@ -191,6 +211,8 @@ def test_row_arguments(tables: psycopg.Connection) -> None:
     [
         f"dpml.sgd_epoch(x, y, NULL, '{GOOD}')",
         f"dpml.sgd_epoch(block_no, block, NULL, '{GOOD}')",
+        f"dpml.sgd_poisson(block_no, block, NULL, '{POISSON}')",
+        f"dpml.sgd_poisson_steps(1, block, NULL, '{POISSON}')",
         f"dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}')",
         f"dpml.loss(block, '{{0,0,0,0}}', '{GOOD}')",
         f"dpml.gradient(block, '{{0,0,0,0}}', '{SUMS}')",
@@ -230,7 +252,12 @@ def test_order_dependent_aggregates_stay_serial(tables: psycopg.Connection) -> N
     )
     plan = scalar(tables, "EXPLAIN (FORMAT JSON) SELECT count(*) FROM many")
     assert "Gather" in json.dumps(plan)
-    for call in (f"dpml.sgd_epoch(x, y, NULL, '{GOOD}')", "dpml.pack(NULL)"):
+    for call in (
+        f"dpml.sgd_epoch(x, y, NULL, '{GOOD}')",
+        f"dpml.sgd_poisson(i, NULL, NULL, '{POISSON}')",
+        f"dpml.sgd_poisson_steps(i, NULL, NULL, '{POISSON}')",
+        "dpml.pack(NULL)",
+    ):
         plan = scalar(tables, f"EXPLAIN (FORMAT JSON) SELECT {call} FROM many")
         assert "Gather" not in json.dumps(plan)
     tables.execute("DROP TABLE many")
@@ -255,6 +282,9 @@ def run_as(connection: psycopg.Connection, role: str, query: str) -> None:
 CURATOR_CALLS = [
     f"SELECT dpml.sgd_epoch(x, y, NULL, '{GOOD}') FROM rows",
     f"SELECT dpml.sgd_epoch(block_no, block, NULL, '{GOOD}' ORDER BY block_no) FROM blocks",
+    f"SELECT dpml.sgd_poisson(block_no, block, NULL, '{POISSON}' ORDER BY block_no) FROM blocks",
+    f"SELECT dpml.sgd_poisson_steps(1, block, NULL, '{POISSON}') FROM blocks",
+    "SELECT dpml.poisson_steps(block, 3, 0.5) FROM blocks",
     f"SELECT dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}') FROM rows",
     f"SELECT dpml.loss(block, '{{0,0,0,0}}', '{GOOD}') FROM blocks",
     f"SELECT dpml.gradient(block, '{{0,0,0,0}}', '{SUMS}') FROM blocks",

@@ -8,14 +8,16 @@ thresholds are those that a fresh key would need.
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from pg_dpml._kernels import ffi, lib
-from pg_dpml.kernels import Noise
+from pg_dpml.kernels import Noise, noise_grid
 
 SMALLEST_P = 1e-6
 KEY = bytes(range(100, 132))
@@ -81,16 +83,41 @@ def test_rfc_8439_vectors(key: bytes, counter: int, nonce: str, expected: str) -
     assert chacha20_block(key, counter, bytes.fromhex(nonce)).hex() == expected
 
 
+def eight_blocks(first: int) -> list[int]:
+    """Blocks first .. first + 7 side by side; the upper half of a number is the first word of the nonce."""
+    numbers = range(first, first + 8)
+    blocks = [chacha20_block(KEY, n % 2**32, (n >> 32).to_bytes(4, "little") + bytes(8)) for n in numbers]
+    words = np.array([np.frombuffer(block, "<u4") for block in blocks]).T
+    return list(np.ascontiguousarray(words).view("<u8").reshape(-1).tolist())
+
+
 def test_words_are_the_key_stream() -> None:
-    """Each block's number counts up from 0; its upper half is the first word of the nonce."""
     rng = ffi.new("DpmlRng *")
     lib.dpml_rng_start(rng, KEY)
-    stream = b"".join(chacha20_block(KEY, i, bytes(12)) for i in range(3))
-    assert [lib.dpml_rng_word(rng) for _ in range(24)] == np.frombuffer(stream, "<u8").tolist()
-    rng.counter = 5 * 2**32 + 7
-    expected = np.frombuffer(chacha20_block(KEY, 7, bytes([5, *[0] * 11])), "<u8")
-    assert [lib.dpml_rng_word(rng) for _ in range(8)] == expected.tolist()
-    assert rng.counter == 5 * 2**32 + 8
+    expected = eight_blocks(0) + eight_blocks(8)
+    assert [lib.dpml_rng_word(rng) for _ in range(128)] == expected
+    rng.counter = 6 * 2**32 - 8
+    expected = eight_blocks(6 * 2**32 - 8) + eight_blocks(6 * 2**32)
+    assert [lib.dpml_rng_word(rng) for _ in range(128)] == expected
+    assert rng.counter == 6 * 2**32 + 8
+
+
+def ziggurat() -> npt.NDArray[np.float64]:
+    """The edges in the C source."""
+    text = (Path(__file__).resolve().parents[2] / "udas" / "kernels" / "ziggurat.h").read_text()
+    body = text[text.index("= {") : text.index("};")]
+    return np.array([float(number) for number in re.findall(r"\d+\.\d+", body)])
+
+
+def test_ziggurat_strips_have_equal_area() -> None:
+    edges = ziggurat()
+    assert edges.shape == (257,)
+    assert edges[-1] == 0.0
+    assert np.all(np.diff(edges) < 0.0)
+    heights = np.exp(-(edges**2) / 2)
+    area = edges[1] * heights[1] + math.sqrt(math.pi / 2) * special.erfc(edges[1] / math.sqrt(2))
+    np.testing.assert_allclose(edges[0] * heights[1], area, rtol=1e-14)
+    np.testing.assert_allclose(edges[1:-1] * np.diff(heights[1:]), area, rtol=1e-13)
 
 
 def test_fresh_keys_differ() -> None:
@@ -127,12 +154,76 @@ def test_gaussian(stddev: float) -> None:
 
 
 @pytest.mark.statistical
+def test_gaussian_in_fine_bins() -> None:
+    """Within and between the strips of the ziggurat, on both sides, and beyond its last edge."""
+    sample = Noise(KEY).gaussian(10_000_000, 1.0)
+    inner = np.linspace(-3.6, 3.6, 2001)
+    edges = np.concatenate([[-np.inf, -4.5, -4.2, -3.9], inner, [3.9, 4.2, 4.5, np.inf]])
+    found = np.histogram(sample, edges)[0]
+    expected = sample.size * np.diff(stats.norm.cdf(edges))
+    assert stats.chisquare(found, expected * found.sum() / expected.sum()).pvalue >= SMALLEST_P
+    tail = ziggurat()[1]
+    beyond = np.abs(sample[np.abs(sample) > tail])
+    assert stats.kstest(
+        2.0 * stats.norm.sf(beyond), "uniform", args=(0.0, 2.0 * stats.norm.sf(tail))
+    ).pvalue >= (SMALLEST_P)
+    assert stats.binomtest(int(np.sum(sample > 0.0)), sample.size).pvalue >= SMALLEST_P
+
+
+@pytest.mark.statistical
 def test_gaussian_tail() -> None:
     """Counts beyond 2, 3, 4 standard deviations."""
     sample = np.abs(Noise(KEY).gaussian(1_000_000, 1.0))
     for bound in (2.0, 3.0, 4.0):
         found = int(np.sum(sample > bound))
         assert stats.binomtest(found, sample.size, 2 * stats.norm.sf(bound)).pvalue >= SMALLEST_P
+
+
+@pytest.mark.statistical
+def test_consecutive_numbers_are_independent() -> None:
+    sample = Noise(KEY).gaussian(1_000_000, 1.0)
+    for lag in (1, 2, 8, 63, 64, 65):
+        assert stats.pearsonr(sample[:-lag], sample[lag:]).pvalue >= SMALLEST_P
+        assert stats.pearsonr(sample[:-lag] ** 2, sample[lag:] ** 2).pvalue >= SMALLEST_P
+
+
+def test_how_a_vector_is_cut_does_not_matter() -> None:
+    whole = Noise(KEY).gaussian(1000, 2.0)
+    noise = Noise(KEY)
+    parts = [noise.gaussian(n, 2.0) for n in (1, 63, 64, 65, 0, 200, 607)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("q", [1.0, 0.9, 0.5, 0.1, 1e-3, 1e-7])
+def test_coin_misses(q: float) -> None:
+    noise = Noise(KEY)
+    sample = np.array([noise.misses(q) for _ in range(50_000)])
+    if q == 1.0:
+        assert not sample.any()
+        return
+    most = int(stats.geom.ppf(1 - 1e-3, q))
+    edges = np.unique(np.linspace(0, most, min(most, 50) + 1).astype(int))
+    found = np.array([*np.histogram(sample, [*edges[:-1], edges[-1] + 0.5])[0], np.sum(sample > edges[-1])])
+    upper = np.array([*(edges[1:-1] - 1), edges[-1]])
+    cumulative = stats.geom.cdf(upper + 1, q)
+    expected = np.diff([0.0, *cumulative, 1.0]) * sample.size
+    assert stats.chisquare(found, expected).pvalue >= SMALLEST_P
+
+
+def test_coins_that_never_hit() -> None:
+    """The smallest probability gives the cap, not an overflow."""
+    assert Noise(KEY).misses(5e-324) == 2**62 - 1
+    for q in (0.0, -1.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="probability"):
+            Noise(KEY).misses(q)
+
+
+def test_grid() -> None:
+    for scale in (1.0, 0.75, 1e-9, 3e7):
+        grid = noise_grid(scale)
+        assert math.frexp(grid)[0] == 0.5
+        assert grid <= scale * 2.0**-20 < 2.0 * grid
 
 
 @pytest.mark.statistical

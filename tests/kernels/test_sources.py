@@ -91,8 +91,27 @@ def results(d: int) -> list[Any]:
             found += [epoch.weights.tobytes(), epoch.average.tobytes()]
             found.append(replay.loss_sum_blocks(blocks(d), epoch.weights, loss))
         found += [part.tobytes() for part in full_batch(d, loss, epoch.weights)]
+        found += [part.tobytes() for part in noisy(d, loss)]
     found.append(replay.whiten(blocks(d)[0], np.eye(d) + 0.1, 0.9))
     return found
+
+
+def noisy(d: int, loss: Loss) -> Iterator[FloatArray]:
+    """Passes with noise in every step, over the rows in order and over Poisson batches."""
+    options: dict[str, Any] = {
+        "n_features": d,
+        "loss": loss,
+        "schedule": Schedule("constant", 0.5),
+        "batch_size": 5,
+        "noise_scale": 2.0,
+        "noise_key": bytes(32),
+        "gradient_clip": 0.4,
+    }
+    for noise, momentum in (("gaussian", 0.0), ("k-norm", 0.5)):
+        yield replay.sgd_blocks(blocks(d), noise=noise, momentum=momentum, **options).weights
+    yield replay.sgd_poisson(
+        blocks(d), n_steps=50, sampling=0.02, coin_key=bytes(32), noise="gaussian", **options
+    ).weights
 
 
 def full_batch(d: int, loss: Loss, weights: FloatArray) -> Iterator[FloatArray]:

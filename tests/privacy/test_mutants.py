@@ -47,6 +47,11 @@ TEST_REPLAY = "tests/privacy/test_replay.py"
 TEST_SELECTION = "tests/privacy/test_selection.py"
 TEST_SCORES = "tests/controller/test_scores.py"
 
+TEST_STEP_NOISE = "tests/kernels/test_step_noise.py"
+STEP_NOISE = "controller/pg_dpml/privacy/step_noise.py"
+TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
+TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
+
 MUTANTS = [
     Mutant(
         "gaussian-noise-halved",
@@ -131,6 +136,97 @@ MUTANTS = [
         "if (state->in_batch > 0 && !starts_unit)",
         "if (state->in_batch > 0 && !starts_unit && state->in_batch < state->options.batch_size)",
         f"{TEST_REPLAY}::test_worst_unit_reaches_its_sensitivity",
+    ),
+    Mutant(
+        "noise-of-a-step-again",
+        "udas/kernels/noise.c",
+        "rng->counter += 8;",
+        "rng->counter += 0;",
+        f"{TEST_STEP_NOISE}::test_every_step_has_fresh_noise",
+    ),
+    Mutant(
+        "no-noise-on-an-empty-batch",
+        "udas/kernels/poisson.c",
+        "dpml_sgd_step(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        f"{TEST_STEP_NOISE}::test_poisson_steps_agree_with_oracle",
+    ),
+    Mutant(
+        "realised-batch-size-as-divisor",
+        "udas/kernels/sgd.c",
+        "return -step / (options->batch_size * state->scale);",
+        "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
+        f"{TEST_STEP_NOISE}::test_pass_agrees_with_oracle",
+    ),
+    Mutant(
+        "row-coins-with-units",
+        "udas/kernels/poisson.c",
+        "end = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;",
+        "end = row + 1;",
+        f"{TEST_STEP_NOISE}::test_units_are_drawn_as_a_whole",
+    ),
+    Mutant(
+        "empty-batches-are-no-steps",
+        "udas/kernels/poisson.c",
+        "dpml_sgd_step(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        f"{TEST_NOISY_REPLAY}::test_every_step_of_a_run_has_noise",
+    ),
+    Mutant(
+        "D-of-a-step-without-the-2",
+        "controller/pg_dpml/privacy/relation.py",
+        "return 2.0 * lipschitz if",
+        "return lipschitz if",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
+    ),
+    Mutant(
+        "sigma-without-sqrt-k",
+        STEP_NOISE,
+        "mechanisms.gaussian_stddev(math.sqrt(passes), epsilon, delta)",
+        "mechanisms.gaussian_stddev(1.0, epsilon, delta)",
+        f"{TEST_NOISY_REPLAY}::test_an_attack_on_several_passes",
+    ),
+    Mutant(
+        "k-norm-noise-of-one-pass",
+        STEP_NOISE,
+        "mechanisms.knorm_scale(float(passes), epsilon)",
+        "mechanisms.knorm_scale(math.sqrt(passes), epsilon)",
+        f"{TEST_NOISY_SGD}::test_pure_privacy_of_scs13",
+    ),
+    Mutant(
+        "noise-of-a-step-halved",
+        "udas/kernels/sgd.c",
+        "dpml_noise_gaussian(state->rng, n, options->noise_scale, state->noise);",
+        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0, state->noise);",
+        f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step",
+    ),
+    Mutant(
+        "realised-batch-size-in-the-sum",
+        "udas/kernels/sgd.c",
+        "return -step / (options->batch_size * state->scale);",
+        "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
+    ),
+    Mutant(
+        "rows-of-a-unit-draw-coins",
+        "udas/kernels/poisson.c",
+        "end = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;",
+        "end = row + 1;",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
+    ),
+    Mutant(
+        "step-noise-of-a-unit-as-of-a-row",
+        "controller/pg_dpml/methods/noisy_sgd.py",
+        "row_bound, problem.max_rows_per_unit * row_bound)",
+        "row_bound, row_bound)",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
+    ),
+    Mutant(
+        "softmax-derivatives-not-clipped",
+        "udas/kernels/rowloss.h",
+        "slopes[k] *= bound / norm;",
+        "slopes[k] *= 1.0;",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
     ),
     Mutant(
         "one-vs-all-without-sqrt-K",

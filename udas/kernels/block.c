@@ -43,6 +43,38 @@ dpml_block_starts_unit(const DpmlBlock *block, int32_t i)
 	return block->starts == NULL || (block->starts[i / 32] >> (i % 32) & 1) != 0;
 }
 
+void
+dpml_block_part(const DpmlBlock *block, int32_t first, int32_t n, uint32_t *starts, uint32_t *row_end,
+				DpmlBlock *part)
+{
+	*part = *block;
+	part->n_rows = n;
+	part->labels = block->labels + first;
+	if (block->starts != NULL)
+	{
+		memset(starts, 0, starts_size(n));
+		for (int32_t i = 0; i < n; i++)
+			starts[i / 32] |= (uint32_t) dpml_block_starts_unit(block, first + i) << (i % 32);
+		part->starts = starts;
+	}
+	if (block->kind == DPML_DENSE)
+	{
+		part->n_values = n * block->n_features;
+		part->values = block->values + (int64_t) first * block->n_features;
+	}
+	else
+	{
+		uint32_t	before = first > 0 ? block->row_end[first - 1] : 0;
+
+		for (int32_t i = 0; i < n; i++)
+			row_end[i] = block->row_end[first + i] - before;
+		part->n_values = n > 0 ? (int32_t) row_end[n - 1] : 0;
+		part->row_end = row_end;
+		part->columns = block->columns + before;
+		part->values = block->values + before;
+	}
+}
+
 /* Row ends must not fall, columns must rise strictly inside a row and name a feature. */
 static int
 check_sparse(const DpmlBlock *block)

@@ -57,6 +57,13 @@ size_t		dpml_block_size(const DpmlBlock *block);
 /* 1 if row i of a block begins a unit. */
 int			dpml_block_starts_unit(const DpmlBlock *block, int32_t i);
 
+/*
+ * A view of rows first .. first + n - 1.  starts has room for ceil(n / 32) words, row_end for n; they must live
+ * as long as the view, and are not used where the block has no such part.
+ */
+void		dpml_block_part(const DpmlBlock *block, int32_t first, int32_t n, uint32_t *starts, uint32_t *row_end,
+							DpmlBlock *part);
+
 /* Write the block that the view describes to out, which has dpml_block_size bytes. */
 void		dpml_block_write(const DpmlBlock *block, void *out);
 

@@ -15,6 +15,7 @@
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
 	!defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define DPML_CLONES __attribute__((target_clones("avx2", "default")))
+#define DPML_AVX2				/* a function may ask for AVX2, and choose when it is called */
 #else
 #define DPML_CLONES
 #endif

@@ -67,21 +67,6 @@ add_losses(const DpmlGradientOptions *options, const double *scores, double labe
 	}
 }
 
-/* Shorten the derivatives to norm gradient_clip: the row has norm at most 1, so its gradient is no longer. */
-DPML_INLINE void
-clip_slopes(const DpmlGradientOptions *options, double *slopes)
-{
-	int32_t		n = options->loss.n_classes;
-	double		norm;
-
-	if (!(options->gradient_clip < INFINITY))
-		return;
-	norm = n == 1 ? fabs(slopes[0]) : dpml_norm(n, slopes);
-	if (norm > options->gradient_clip)
-		for (int32_t k = 0; k < n; k++)
-			slopes[k] *= options->gradient_clip / norm;
-}
-
 DPML_INLINE void
 add_gradients(const DpmlGradientOptions *options, const double *slopes, const DpmlBlock *block,
 			  int n_rows, int32_t i, double *gradient)
@@ -122,7 +107,7 @@ take_group(const DpmlGradientOptions *options, const double *weights, const Dpml
 		if (options->gradient)
 		{
 			row_slopes(&options->loss, scores + r * n, block->labels[i + r]);
-			clip_slopes(options, scores + r * n);
+			clip_slopes(options->gradient_clip, options->loss.n_classes, scores + r * n);
 		}
 	}
 	if (options->gradient)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * ChaCha20: RFC 8439, section 2.3.
- * Gaussian: Box and Muller 1958.  Gamma: Marsaglia and Tsang 2000.
+ * ChaCha20: RFC 8439, section 2.3, eight blocks at a time.
+ * Gaussian: the ziggurat of Marsaglia and Tsang 2000 (ziggurat.h), with 57 random
+ * bits of position in a strip.  Gamma: Marsaglia and Tsang 2000, "A simple method
+ * for generating gamma variables".
  * K-norm: privacy/README.md, "K-norm noise".
  */
 #include "noise.h"
@@ -9,43 +11,137 @@
 #include <math.h>
 #include <string.h>
 
+#include "clones.h"
 #include "sgd.h"
+#include "ziggurat.h"
+
+#define N_WORDS 64
+
+/* The same word of eight blocks. */
+typedef uint32_t Lanes32 __attribute__((vector_size(32)));
 
 #define ROTATE(v, n) (((v) << (n)) | ((v) >> (32 - (n))))
 
-#define QUARTER_ROUND(a, b, c, d) \
+/* rotate_16 and rotate_8 are macros of one word: a vector unit may have something shorter than shifts. */
+#define QUARTER_ROUND(a, b, c, d, rotate_16, rotate_8) \
 	do { \
-		a += b; d ^= a; d = ROTATE(d, 16); \
+		a += b; d ^= a; d = rotate_16(d); \
 		c += d; b ^= c; b = ROTATE(b, 12); \
-		a += b; d ^= a; d = ROTATE(d, 8); \
+		a += b; d ^= a; d = rotate_8(d); \
 		c += d; b ^= c; b = ROTATE(b, 7); \
 	} while (0)
 
-static const double two_pi = 6.283185307179586476925287;
+#define ROUNDS(x, rotate_16, rotate_8) \
+	for (int round = 0; round < 10; round++) \
+	{ \
+		QUARTER_ROUND(x[0], x[4], x[8], x[12], rotate_16, rotate_8); \
+		QUARTER_ROUND(x[1], x[5], x[9], x[13], rotate_16, rotate_8); \
+		QUARTER_ROUND(x[2], x[6], x[10], x[14], rotate_16, rotate_8); \
+		QUARTER_ROUND(x[3], x[7], x[11], x[15], rotate_16, rotate_8); \
+		QUARTER_ROUND(x[0], x[5], x[10], x[15], rotate_16, rotate_8); \
+		QUARTER_ROUND(x[1], x[6], x[11], x[12], rotate_16, rotate_8); \
+		QUARTER_ROUND(x[2], x[7], x[8], x[13], rotate_16, rotate_8); \
+		QUARTER_ROUND(x[3], x[4], x[9], x[14], rotate_16, rotate_8); \
+	}
+
+#define SHIFT_16(v) ROTATE(v, 16)
+#define SHIFT_8(v) ROTATE(v, 8)
+
+static const uint32_t constants[4] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
 
 void
 dpml_chacha20_block(const uint32_t key[8], uint32_t counter, const uint32_t nonce[3], uint32_t out[16])
 {
-	uint32_t	start[16] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
+	uint32_t	start[16];
 	uint32_t	x[16];
 
+	memcpy(start, constants, sizeof(constants));
 	memcpy(start + 4, key, 8 * sizeof(uint32_t));
 	start[12] = counter;
 	memcpy(start + 13, nonce, 3 * sizeof(uint32_t));
 	memcpy(x, start, sizeof(x));
-	for (int round = 0; round < 10; round++)
-	{
-		QUARTER_ROUND(x[0], x[4], x[8], x[12]);
-		QUARTER_ROUND(x[1], x[5], x[9], x[13]);
-		QUARTER_ROUND(x[2], x[6], x[10], x[14]);
-		QUARTER_ROUND(x[3], x[7], x[11], x[15]);
-		QUARTER_ROUND(x[0], x[5], x[10], x[15]);
-		QUARTER_ROUND(x[1], x[6], x[11], x[12]);
-		QUARTER_ROUND(x[2], x[7], x[8], x[13]);
-		QUARTER_ROUND(x[3], x[4], x[9], x[14]);
-	}
+	ROUNDS(x, SHIFT_16, SHIFT_8);
 	for (int i = 0; i < 16; i++)
 		out[i] = x[i] + start[i];
+}
+
+/* The state before the first round.  The upper half of the 64-bit block number is the first nonce word. */
+DPML_INLINE void
+begin_blocks(const DpmlRng *rng, Lanes32 start[16])
+{
+	memset(start, 0, 16 * sizeof(Lanes32));
+	for (int w = 0; w < 4; w++)
+		start[w] += constants[w];
+	for (int w = 0; w < 8; w++)
+		start[4 + w] += rng->key[w];
+	start[12] = (Lanes32) {0, 1, 2, 3, 4, 5, 6, 7} + (uint32_t) rng->counter;
+	start[13] += (uint32_t) (rng->counter >> 32);
+}
+
+DPML_INLINE void
+end_blocks(DpmlRng *rng, const Lanes32 start[16], Lanes32 x[16])
+{
+	for (int w = 0; w < 16; w++)
+		x[w] += start[w];
+	memcpy(rng->words, x, sizeof(rng->words));
+	rng->counter += 8;
+	rng->used = 0;
+}
+
+static void
+refill_plain(DpmlRng *rng)
+{
+	Lanes32		start[16];
+	Lanes32		x[16];
+
+	begin_blocks(rng, start);
+	memcpy(x, start, sizeof(x));
+	ROUNDS(x, SHIFT_16, SHIFT_8);
+	end_blocks(rng, start, x);
+}
+
+#ifdef DPML_AVX2
+
+/* With AVX2 a rotation by whole bytes is one shuffle; the generic code for one without it is very slow. */
+#define SHUFFLE_16(v) ((Lanes32) __builtin_shuffle((Lanes8) (v), rotation_16))
+#define SHUFFLE_8(v) ((Lanes32) __builtin_shuffle((Lanes8) (v), rotation_8))
+
+typedef uint8_t Lanes8 __attribute__((vector_size(32)));
+
+static __attribute__((target("avx2"))) void
+refill_avx2(DpmlRng *rng)
+{
+	static const Lanes8 rotation_16 = {
+		2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13,
+		18, 19, 16, 17, 22, 23, 20, 21, 26, 27, 24, 25, 30, 31, 28, 29
+	};
+	static const Lanes8 rotation_8 = {
+		3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14,
+		19, 16, 17, 18, 23, 20, 21, 22, 27, 24, 25, 26, 31, 28, 29, 30
+	};
+	Lanes32		start[16];
+	Lanes32		x[16];
+
+	begin_blocks(rng, start);
+	memcpy(x, start, sizeof(x));
+	ROUNDS(x, SHUFFLE_16, SHUFFLE_8);
+	end_blocks(rng, start, x);
+}
+
+#endif
+
+/* Eight blocks more. */
+static void
+refill(DpmlRng *rng)
+{
+#ifdef DPML_AVX2
+	if (__builtin_cpu_supports("avx2"))
+	{
+		refill_avx2(rng);
+		return;
+	}
+#endif
+	refill_plain(rng);
 }
 
 void
@@ -55,63 +151,133 @@ dpml_rng_start(DpmlRng *rng, const uint8_t key[32])
 	for (int i = 0; i < 8; i++)
 		rng->key[i] = (uint32_t) key[4 * i] | (uint32_t) key[4 * i + 1] << 8 |
 			(uint32_t) key[4 * i + 2] << 16 | (uint32_t) key[4 * i + 3] << 24;
-	rng->used = 16;
+	rng->used = N_WORDS;
+}
+
+DPML_INLINE uint64_t
+next_word(DpmlRng *rng)
+{
+	if (rng->used == N_WORDS)
+		refill(rng);
+	return rng->words[rng->used++];
 }
 
 uint64_t
 dpml_rng_word(DpmlRng *rng)
 {
-	uint64_t	word;
-
-	if (rng->used > 14)
-	{
-		/* The upper half of the 64-bit block number is the first nonce word. */
-		uint32_t	nonce[3] = {(uint32_t) (rng->counter >> 32), 0, 0};
-
-		dpml_chacha20_block(rng->key, (uint32_t) rng->counter, nonce, rng->buffer);
-		rng->counter++;
-		rng->used = 0;
-	}
-	word = (uint64_t) rng->buffer[rng->used + 1] << 32 | rng->buffer[rng->used];
-	rng->used += 2;
-	return word;
+	return next_word(rng);
 }
 
 /* An odd multiple of 2^-53: exact, and neither 0 nor 1. */
+DPML_INLINE double
+next_uniform(DpmlRng *rng)
+{
+	return ((double) (next_word(rng) >> 12) + 0.5) * 0x1p-52;
+}
+
 double
 dpml_rng_uniform(DpmlRng *rng)
 {
-	return ((double) (dpml_rng_word(rng) >> 12) + 0.5) * 0x1p-52;
+	return next_uniform(rng);
 }
 
-/* Two independent standard normals.  64 bits in the first uniform reach 9.4 standard deviations. */
-static void
-gaussian_pair(DpmlRng *rng, double *first, double *second)
+/* Standard exponential.  64 bits at either end of the uniform: it reaches 45, and starts at 2^-65. */
+static double
+exponential(DpmlRng *rng)
 {
-	double		uniform = ((double) dpml_rng_word(rng) + 0.5) * 0x1p-64;
-	double		radius = sqrt(fabs(2.0 * log(uniform)));
-	double		angle = two_pi * dpml_rng_uniform(rng);
+	uint64_t	word = next_word(rng);
 
-	*first = radius * cos(angle);
-	*second = radius * sin(angle);
+	if (word >> 63 != 0)
+		return -log1p(-((double) ~word + 0.5) * 0x1p-64);
+	return -log(((double) word + 0.5) * 0x1p-64);
+}
+
+/* Beyond the last edge r: r plus an exponential of rate r, thinned. */
+static double
+normal_tail(DpmlRng *rng)
+{
+	double		r = ziggurat_edges[1];
+	double		beyond;
+
+	do
+		beyond = exponential(rng) / r;
+	while (2.0 * exponential(rng) <= beyond * beyond);
+	return r + beyond;
+}
+
+/* Is a point at x of strip i, uniform in height, under the curve? */
+static int
+under_curve(DpmlRng *rng, int i, double x)
+{
+	double		low = exp(-0.5 * ziggurat_edges[i] * ziggurat_edges[i]);
+	double		high = exp(-0.5 * ziggurat_edges[i + 1] * ziggurat_edges[i + 1]);
+
+	return low + next_uniform(rng) * (high - low) < exp(-0.5 * x * x);
+}
+
+/*
+ * The place that a word names: a strip by its low 8 bits, and in it an odd number of
+ * 2^-56 by the other 56.  1 if the place lies under the whole strip's inner edge and
+ * so under the curve, as 99 % do.
+ */
+DPML_INLINE int
+place(uint64_t word, double *x)
+{
+	int			i = (int) (word & 255);
+
+	*x = (double) (((int64_t) word >> 7) | 1) * 0x1p-56 * ziggurat_edges[i];
+	return fabs(*x) < ziggurat_edges[i + 1];
+}
+
+/* A standard normal from a word whose place is not inside. */
+static double
+normal_outside(DpmlRng *rng, uint64_t word, double x)
+{
+	do
+	{
+		int			i = (int) (word & 255);
+
+		if (i == 0)
+			return copysign(normal_tail(rng), x);
+		if (under_curve(rng, i, x))
+			return x;
+		word = next_word(rng);
+	} while (!place(word, &x));
+	return x;
+}
+
+static double
+normal(DpmlRng *rng)
+{
+	double		x;
+
+	dpml_noise_gaussian(rng, 1, 1.0, &x);
+	return x;
 }
 
 void
 dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out)
 {
-	double		first,
-				second;
+	for (int64_t i = 0; i < n;)
+	{
+		const uint64_t *words;
+		int64_t		most;
+		int64_t		j = 0;
+		double		x;
 
-	for (int64_t i = 0; i + 1 < n; i += 2)
-	{
-		gaussian_pair(rng, &first, &second);
-		out[i] = stddev * first;
-		out[i + 1] = stddev * second;
-	}
-	if (n > 0 && n % 2 != 0)
-	{
-		gaussian_pair(rng, &first, &second);
-		out[n - 1] = stddev * first;
+		if (rng->used == N_WORDS)
+			refill(rng);
+		words = rng->words + rng->used;
+		most = n - i < N_WORDS - rng->used ? n - i : N_WORDS - rng->used;
+		while (j < most && place(words[j], &x))
+			out[i + j++] = stddev * x;
+		i += j;
+		rng->used += (int32_t) j;
+		if (j < most)
+		{
+			rng->used++;
+			out[i++] = stddev * normal_outside(rng, words[j], x);
+		}
 	}
 }
 
@@ -123,16 +289,13 @@ dpml_noise_gamma(DpmlRng *rng, double shape)
 
 	for (;;)
 	{
-		double		x,
-					unused,
-					v;
+		double		x = normal(rng);
+		double		v = 1.0 + c * x;
 
-		gaussian_pair(rng, &x, &unused);
-		v = 1.0 + c * x;
 		if (v <= 0.0)
 			continue;
 		v = v * v * v;
-		if (log(dpml_rng_uniform(rng)) < 0.5 * x * x + d * (1.0 - v + log(v)))
+		if (log(next_uniform(rng)) < 0.5 * x * x + d * (1.0 - v + log(v)))
 			return d * v;
 	}
 }
@@ -153,4 +316,29 @@ dpml_noise_knorm(DpmlRng *rng, int64_t n, double scale, double *out)
 	} while (norm == 0.0);
 	for (int64_t i = 0; i < n; i++)
 		out[i] = radius * (out[i] / norm);
+}
+
+double
+dpml_noise_grid(double scale)
+{
+	int			exponent;
+
+	/* scale = f 2^exponent with f in [1/2, 1) */
+	(void) frexp(scale, &exponent);
+	return ldexp(1.0, exponent - 21);
+}
+
+double
+dpml_coin_rate(double q)
+{
+	return -log1p(-q);
+}
+
+/* An exponential of that rate, rounded down, is geometric: the chance to be above m is (1 - q)^m. */
+int64_t
+dpml_coin_misses(DpmlRng *rng, double rate)
+{
+	double		misses = exponential(rng) / rate;
+
+	return misses < (double) (INT64_MAX / 2) ? (int64_t) misses : INT64_MAX / 2;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* ChaCha20 (RFC 8439) as a generator, and the noise drawn from it. */
+/* ChaCha20 (RFC 8439) as a generator, and what is drawn from it: noise and coins. */
 #ifndef DPML_NOISE_H
 #define DPML_NOISE_H
 
@@ -8,10 +8,10 @@
 /* Keyed by the operating system, fresh for every run and process; never copied, stored or reused. */
 typedef struct DpmlRng
 {
+	uint64_t	words[64];		/* eight key-stream blocks, side by side: word 8 w + i is word w of block i */
+	uint64_t	counter;		/* number of the next key-stream block, a multiple of 8 */
 	uint32_t	key[8];
-	uint64_t	counter;		/* block number of the next 64 bytes */
-	uint32_t	buffer[16];		/* current key-stream block */
-	int32_t		used;			/* words of buffer handed out; 16 when empty */
+	int32_t		used;			/* words handed out; 64 when none is left */
 } DpmlRng;
 
 /* The RFC's block function, for its test vectors. */
@@ -26,5 +26,15 @@ double		dpml_noise_gamma(DpmlRng *rng, double shape);	/* scale 1, shape >= 1 */
 
 /* Density proportional to exp(-||z|| / scale) in R^n: radius Gamma(n, scale), direction uniform on the sphere. */
 void		dpml_noise_knorm(DpmlRng *rng, int64_t n, double scale, double *out);
+
+/* Grid that sums and noise of so large a scale (> 0) are rounded to: the largest power of two <= 2^-20 scale. */
+double		dpml_noise_grid(double scale);
+
+/*
+ * Misses before the next hit of a coin, INT64_MAX / 2 at most.  rate is dpml_coin_rate of the probability q in
+ * (0, 1] that it hits.
+ */
+double		dpml_coin_rate(double q);
+int64_t		dpml_coin_misses(DpmlRng *rng, double rate);
 
 #endif

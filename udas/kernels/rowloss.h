@@ -13,6 +13,7 @@
 #include "loss.h"
 #include "row.h"
 #include "scalar.h"
+#include "sgd.h"
 
 /* Derivative of a loss of one score; 0 for a row that contributes nothing. */
 DPML_INLINE double
@@ -51,6 +52,20 @@ row_slopes(const DpmlLoss *loss, double *scores, double label)
 	else
 		for (int32_t k = 0; k < n_classes; k++)
 			scores[k] = 0.0;
+}
+
+/* Shorten K derivatives to a norm of at most bound: the row has norm at most 1, so its gradient is no longer. */
+DPML_INLINE void
+clip_slopes(double bound, int32_t n_classes, double *slopes)
+{
+	double		norm;
+
+	if (!(bound < INFINITY))
+		return;
+	norm = n_classes == 1 ? fabs(slopes[0]) : dpml_norm(n_classes, slopes);
+	if (norm > bound)
+		for (int32_t k = 0; k < n_classes; k++)
+			slopes[k] *= bound / norm;
 }
 
 DPML_INLINE double

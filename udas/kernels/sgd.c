@@ -3,7 +3,8 @@
  * The weights are kept as w = scale * weights, so that the shrink by
  * 1 - eta lambda and the projection cost one multiplication each:
  *		scale <- (1 - eta lambda) scale,   weights <- weights - eta / (b scale) G,
- * G the gradient sum of the batch.  At b = 1 a row goes straight into weights.
+ * G the gradient sum of the batch.  At b = 1 a row goes straight into weights,
+ * without noise and momentum.
  */
 #include "sgd.h"
 
@@ -80,13 +81,57 @@ end_step(DpmlSgd *state)
 	}
 }
 
+/* Adding and taking away 1.5 2^52 g rounds to a multiple of g; beyond 2^51 g a number stays one. */
+#define GRID_SHIFT 0x1.8p52
+
+/* Add fresh noise to the gradient sum, both rounded to the noise's grid. */
+DPML_INLINE void
+add_noise(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	int64_t		n = n_weights(options);
+	double		shift = state->grid_shift;
+	double	   *gradient = state->gradient;
+	const double *noise = state->noise;
+
+	if (options->noise == DPML_KNORM)
+		dpml_noise_knorm(state->rng, n, options->noise_scale, state->noise);
+	else
+		dpml_noise_gaussian(state->rng, n, options->noise_scale, state->noise);
+	for (int64_t i = 0; i < n; i++)
+		gradient[i] = ((gradient[i] + shift) - shift) + ((noise[i] + shift) - shift);
+}
+
+/* A step along the velocity, which the whole weights enter: no lazy shrink. */
+DPML_INLINE void
+momentum_step(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	int64_t		n = n_weights(options);
+	double		step = dpml_step(&options->schedule, ++state->steps);
+	double	   *weights = state->weights;
+	double	   *velocity = state->velocity;
+	const double *gradient = state->gradient;
+
+	fold_scale(state);
+	for (int64_t i = 0; i < n; i++)
+	{
+		velocity[i] = options->momentum * velocity[i] + (options->lambda * weights[i] + gradient[i] / options->batch_size);
+		weights[i] -= step * velocity[i];
+	}
+}
+
 DPML_INLINE void
 apply_batch(DpmlSgd *state)
 {
 	int64_t		n = n_weights(&state->options);
-	double		factor = begin_step(state);
 
-	dpml_axpy_f64(n, factor, state->gradient, state->weights);
+	if (state->options.noise != DPML_NO_NOISE)
+		add_noise(state);
+	if (state->velocity != NULL)
+		momentum_step(state);
+	else
+		dpml_axpy_f64(n, begin_step(state), state->gradient, state->weights);
 	memset(state->gradient, 0, (size_t) n * sizeof(double));
 	state->in_batch = 0;
 	end_step(state);
@@ -96,7 +141,7 @@ apply_batch(DpmlSgd *state)
 DPML_INLINE int
 is_direct(const DpmlSgdOptions *options)
 {
-	return options->batch_size == 1 && !options->units;
+	return options->batch_size == 1 && !options->units && options->noise == DPML_NO_NOISE && options->momentum == 0.0;
 }
 
 /*
@@ -121,18 +166,49 @@ row_done(DpmlSgd *state)
 	state->rows++;
 	if (state->options.units)
 		return;
-	if (state->options.batch_size == 1)
+	if (is_direct(&state->options))
 		end_step(state);
 	else if (++state->in_batch >= state->options.batch_size)
 		apply_batch(state);
+}
+
+/* Derivative of a loss of one score at a row's product with the weights. */
+DPML_INLINE double
+clipped_slope(const DpmlSgd *state, double product, double label)
+{
+	double		bound = state->options.gradient_clip;
+
+	return dpml_clamp(score_slope(&state->options.loss, state->scale * product, label), -bound, bound);
+}
+
+/* The same for K scores, into state->scores. */
+DPML_INLINE void
+find_slopes(DpmlSgd *state, const Row *row)
+{
+	const DpmlSgdOptions *options = &state->options;
+	int64_t		d = options->n_features;
+
+	for (int32_t k = 0; k < options->loss.n_classes; k++)
+		state->scores[k] = state->scale * row_dot(row, state->weights + k * d);
+	row_slopes(&options->loss, state->scores, row->label);
+	clip_slopes(options->gradient_clip, options->loss.n_classes, state->scores);
+}
+
+/* target += factor times the outer product of state->scores and the row. */
+DPML_INLINE void
+add_outer(DpmlSgd *state, const Row *row, double factor, double *target)
+{
+	int64_t		d = state->options.n_features;
+
+	for (int32_t k = 0; k < state->options.loss.n_classes; k++)
+		row_axpy(row, factor * state->scores[k], target + k * d);
 }
 
 /* A row of a loss of one score. */
 DPML_INLINE void
 take_row(DpmlSgd *state, const Row *row)
 {
-	double		score = state->scale * row_dot(row, state->weights);
-	double		slope = score_slope(&state->options.loss, score, row->label);
+	double		slope = clipped_slope(state, row_dot(row, state->weights), row->label);
 
 	if (is_direct(&state->options))
 		row_axpy(row, begin_step(state) * slope, state->weights);
@@ -141,24 +217,15 @@ take_row(DpmlSgd *state, const Row *row)
 	row_done(state);
 }
 
-/* A row of a loss of K scores: the gradient is the outer product of that in the scores and the row. */
+/* A row of a loss of K scores. */
 DPML_INLINE void
 take_row_classes(DpmlSgd *state, const Row *row)
 {
-	const DpmlLoss *loss = &state->options.loss;
-	int64_t		d = state->options.n_features;
-	int			direct = is_direct(&state->options);
-	double	   *target = direct ? state->weights : state->gradient;
-	double	   *scores = state->scores;
-	double		factor = 1.0;
-
-	for (int32_t k = 0; k < loss->n_classes; k++)
-		scores[k] = state->scale * row_dot(row, state->weights + k * d);
-	row_slopes(loss, scores, row->label);
-	if (direct)
-		factor = begin_step(state);
-	for (int32_t k = 0; k < loss->n_classes; k++)
-		row_axpy(row, factor * scores[k], target + k * d);
+	find_slopes(state, row);
+	if (is_direct(&state->options))
+		add_outer(state, row, begin_step(state), state->weights);
+	else
+		add_outer(state, row, 1.0, state->gradient);
 	row_done(state);
 }
 
@@ -175,7 +242,7 @@ take_group(DpmlSgd *state, int n_rows, const float *x, const float *labels)
 
 	dpml_dot_rows_f32(n_rows, options->n_features, state->weights, x, slope);
 	for (int r = 0; r < n_rows; r++)
-		slope[r] = score_slope(&options->loss, state->scale * slope[r], labels[r]);
+		slope[r] = clipped_slope(state, slope[r], labels[r]);
 	rows_axpy(n_rows, options->n_features, slope, x, state->gradient);
 	state->rows += n_rows;
 	state->in_batch += n_rows;
@@ -219,36 +286,55 @@ take_dense(DpmlSgd *state, const DpmlBlock *block)
 size_t
 dpml_sgd_memory(const DpmlSgdOptions *options)
 {
-	return 64 + sizeof(double) * (3 * (size_t) n_weights(options) + (size_t) options->loss.n_classes);
+	size_t		n_arrays = 3 + (options->momentum > 0.0) + (options->noise != DPML_NO_NOISE);
+
+	return 64 + sizeof(double) * (n_arrays * (size_t) n_weights(options) + (size_t) options->loss.n_classes) +
+		(options->noise != DPML_NO_NOISE ? sizeof(DpmlRng) : 0);
 }
 
 void
-dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory,
-			   const double *weights, const double *average, int64_t steps)
+dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, const DpmlSgdStart *start)
 {
 	int64_t		n = n_weights(options);
 	size_t		size = (size_t) n * sizeof(double);
+	double	   *next;
 
 	memset(state, 0, sizeof(*state));
 	state->options = *options;
-	state->steps = steps;
+	state->steps = start->steps;
 	state->scale = 1.0;
 	/* from a cache line's start, so that no load of four lanes straddles two */
 	state->weights = (double *) (((uintptr_t) memory + 63) & ~(uintptr_t) 63);
 	state->gradient = state->weights + n;
 	state->average = state->gradient + n;
 	state->scores = state->average + n;
+	next = state->scores + options->loss.n_classes;
 	memset(state->weights, 0, 3 * size + (size_t) options->loss.n_classes * sizeof(double));
+	if (options->momentum > 0.0)
+	{
+		state->velocity = next;
+		next += n;
+		memset(state->velocity, 0, size);
+		if (start->velocity != NULL)
+			memcpy(state->velocity, start->velocity, size);
+	}
+	if (options->noise != DPML_NO_NOISE)
+	{
+		state->noise = next;
+		state->rng = (DpmlRng *) (next + n);
+		state->grid_shift = GRID_SHIFT * dpml_noise_grid(options->noise_scale);
+		dpml_rng_start(state->rng, start->key);
+	}
 
-	if (weights != NULL)
-		memcpy(state->weights, weights, size);
+	if (start->weights != NULL)
+		memcpy(state->weights, start->weights, size);
 	if (options->radius < INFINITY)
 		project(state);
-	if (average != NULL && options->average_from > 0 && steps >= options->average_from)
+	if (start->average != NULL && options->average_from > 0 && start->steps >= options->average_from)
 	{
-		state->averaged = steps - options->average_from + 1;
+		state->averaged = start->steps - options->average_from + 1;
 		for (int64_t i = 0; i < n; i++)
-			state->average[i] = average[i] * (double) state->averaged;
+			state->average[i] = start->average[i] * (double) state->averaged;
 	}
 }
 
@@ -321,6 +407,30 @@ dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block)
 	else
 		take_dense(&local, block);
 	*state = local;
+}
+
+DPML_CLONES void
+dpml_sgd_add(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n)
+{
+	for (int32_t i = first; i < first + n; i++)
+	{
+		Row			row = block_row(block, i);
+
+		if (state->options.loss.n_classes > 1)
+		{
+			find_slopes(state, &row);
+			add_outer(state, &row, 1.0, state->gradient);
+		}
+		else
+			row_axpy(&row, clipped_slope(state, row_dot(&row, state->weights), row.label), state->gradient);
+	}
+	state->rows += n;
+}
+
+DPML_CLONES void
+dpml_sgd_step(DpmlSgd *state)
+{
+	apply_batch(state);
 }
 
 void

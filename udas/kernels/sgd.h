@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * One pass of mini-batch SGD:
- *		w <- Proj_R(w - eta_t((1/b) sum_{i in batch} phi_i' + lambda w)),
- * a short last batch also divided by b (privacy/README.md, "Growth").
+ * Mini-batch SGD:
+ *		g <- lambda w + (1/b)(sum_{i in batch} phi_i' + Z_t),
+ *		v <- momentum v + g,   w <- Proj_R(w - eta_t v),
+ * a batch of another size also divided by b (privacy/README.md, "Growth").  Z_t is
+ * fresh noise, if any; it and the sum are rounded to a grid before they are added
+ * (privacy/README.md, "Noise inside a pass").
  */
 #ifndef DPML_SGD_H
 #define DPML_SGD_H
@@ -12,7 +15,15 @@
 
 #include "block.h"
 #include "loss.h"
+#include "noise.h"
 #include "schedule.h"
+
+enum DpmlStepNoise
+{
+	DPML_NO_NOISE = 0,
+	DPML_GAUSSIAN = 1,
+	DPML_KNORM = 2
+};
 
 typedef struct DpmlSgdOptions
 {
@@ -20,10 +31,14 @@ typedef struct DpmlSgdOptions
 	DpmlSchedule schedule;
 	double		lambda;			/* L2 regulariser, >= 0, on every coordinate */
 	double		radius;			/* of the ball w is projected on; infinity for none */
+	double		gradient_clip;	/* bound on the norm of a row's derivatives in its K scores, > 0; infinity for none */
+	double		momentum;		/* in [0, 1) */
+	double		noise_scale;	/* standard deviation, or K-norm scale, on the sum of a batch's gradients, > 0 */
 	int64_t		average_from;	/* first step whose iterate enters the average, from 1; 0 for no average */
 	int32_t		n_features;		/* d, intercept included */
 	int32_t		batch_size;		/* b >= 1, in units of privacy */
 	int32_t		units;			/* 1: blocks say which rows begin a unit; 0: every row is one */
+	int32_t		noise;			/* enum DpmlStepNoise */
 } DpmlSgdOptions;
 
 /* The caller allocates `memory`; the arrays below point into it.  w is scale * weights until finished. */
@@ -35,27 +50,42 @@ typedef struct DpmlSgd
 	int64_t		averaged;		/* iterates in the average so far */
 	int32_t		in_batch;		/* units of the open batch */
 	double		scale;			/* lazy shrink factor of weights */
+	double		grid_shift;		/* what rounds to the noise's grid */
 	double	   *weights;		/* K x d, row-major */
 	double	   *gradient;		/* K x d, sum over the open batch */
 	double	   *average;		/* K x d, sum of iterates; its mean when finished */
 	double	   *scores;			/* K */
+	double	   *velocity;		/* K x d; NULL without momentum */
+	double	   *noise;			/* K x d, scratch; NULL without noise */
+	DpmlRng    *rng;			/* of the noise; NULL without */
 } DpmlSgd;
+
+/* Where a pass begins: NULL arrays (K x d) are zero, or no iterate in the average yet. */
+typedef struct DpmlSgdStart
+{
+	const double *weights;		/* they are projected on the ball */
+	const double *average;		/* mean of the iterates average_from .. steps */
+	const double *velocity;
+	int64_t		steps;			/* taken before */
+	const uint8_t *key;			/* 32 fresh random bytes, the noise's own; NULL without noise */
+} DpmlSgdStart;
 
 /* Bytes of working memory a pass needs. */
 size_t		dpml_sgd_memory(const DpmlSgdOptions *options);
 
-/*
- * Begin a pass after `steps` earlier steps.  weights (K*d) NULL means zero; they are projected on the ball.
- * average (K*d) is the mean of the iterates average_from .. steps; NULL if there are none yet.
- */
-void		dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory,
-						   const double *weights, const double *average, int64_t steps);
+void		dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, const DpmlSgdStart *start);
 
 /* One row of float64 features; y is a label as the loss wants it (-1/+1, a number, or a class index). */
 void		dpml_sgd_row(DpmlSgd *state, const double *x, double y);
 
 /* All rows of a block whose n_features is that of the options. */
 void		dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block);
+
+/* Add rows first .. first + n - 1 of a block, which must exist, to the open batch, whatever its size: no step. */
+void		dpml_sgd_add(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n);
+
+/* A step with the open batch, empty or not. */
+void		dpml_sgd_step(DpmlSgd *state);
 
 /* Apply the open short batch, fold the scale into weights, turn average into the mean.  Call once. */
 void		dpml_sgd_finish(DpmlSgd *state);

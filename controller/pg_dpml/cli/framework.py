@@ -22,7 +22,7 @@ import pg_dpml
 from pg_dpml.database import Database, Session, refuse_password
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, DpmlError
 from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
+from pg_dpml.spec import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
 from pg_dpml.train import Progress as RunProgress
 
 app = typer.Typer(
@@ -108,7 +108,9 @@ def _training_options(
     lambda_: Annotated[float | None, typer.Option("--lambda", help="L2 regulariser. Default: 0.")] = None,
     schedule: Annotated[str | None, typer.Option(help=" | ".join(SCHEDULES))] = None,
     step_size: Annotated[float | None, typer.Option(help="Step of constant and inverse_sqrt.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="dp-gd: share of the last step.")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="dp-gd, dp-sgd, scs13: share of the last step.")
+    ] = None,
     exponent: Annotated[float, typer.Option(help="c of n^c in the decreasing schedules.")] = 0.5,
     radius: Annotated[float | None, typer.Option(help="Keep the model in a ball of this radius.")] = None,
     average: Annotated[str | None, typer.Option(help=" | ".join(AVERAGES) + " of the iterates.")] = None,
@@ -125,6 +127,7 @@ def _training_options(
         float | None,
         typer.Option(help="noiseless: stop when the loss falls by less; lbfgs: at a gradient of this norm."),
     ] = None,
+    accountant: Annotated[str | None, typer.Option(help=" | ".join(ACCOUNTANTS) + ", of bst14.")] = None,
 ) -> pg_dpml.TrainSpec:
     return pg_dpml.TrainSpec(**locals())
 

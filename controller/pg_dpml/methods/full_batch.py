@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,14 @@ import numpy as np
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss, loss_options, privacy_warnings
+from pg_dpml.methods.plan import (
+    Guarantee,
+    Plan,
+    Problem,
+    choose_clipped_loss,
+    loss_options,
+    privacy_warnings,
+)
 from pg_dpml.methods.sgd import average_start
 from pg_dpml.privacy import composed
 from pg_dpml.privacy.composed import ComposedNoise
@@ -210,13 +217,9 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
         If delta is 0 or too small, there are too many features, or rounding would spoil the guarantee.
     """
     assert privacy is not None
-    # choose_loss knows the clip of a scalar derivative only
-    loss = choose_loss(problem, replace(spec, clip=None), {})
-    gradient_clip = math.inf
-    if loss.kind == "softmax":
-        gradient_clip = spec.clip or math.sqrt(1.0 - 1.0 / problem.n_outputs)
-    else:
-        loss = replace(loss, clip=spec.clip or DEFAULT_CLIP.get(loss.kind, math.inf))
+    loss, gradient_clip = choose_clipped_loss(
+        problem, spec, DEFAULT_CLIP, math.sqrt(1.0 - 1.0 / problem.n_outputs)
+    )
     bound = problem.max_rows_per_unit * min(loss.lipschitz, gradient_clip)
     if spec.method == "whitened-dp-gd":
         return _plan_whitened(problem, privacy, spec, loss, gradient_clip, bound)

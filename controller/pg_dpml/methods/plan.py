@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass
+from dataclasses import Field, asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from pg_dpml.errors import SpecError
@@ -19,6 +19,7 @@ __all__ = [
     "PlannedNoise",
     "Problem",
     "Work",
+    "choose_clipped_loss",
     "choose_loss",
     "loss_options",
     "noise_record",
@@ -181,6 +182,37 @@ def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, f
         return Loss(kind, n_classes=problem.n_outputs)
     clip = spec.clip or default_clips.get(kind, math.inf)
     return Loss(kind, n_classes=problem.n_outputs, huber_h=spec.huber_h, clip=clip)
+
+
+def choose_clipped_loss(
+    problem: Problem, spec: TrainSpec, default_clips: Mapping[str, float], softmax_clip: float
+) -> tuple[Loss, float]:
+    """The loss of a method that adds noise to gradients, and its clip of a row's derivatives in all scores.
+
+    Parameters
+    ----------
+    problem : Problem
+    spec : TrainSpec
+        Its clip is that of softmax's derivatives, or of the one derivative of another loss.
+    default_clips : mapping
+        As in `choose_loss`.
+    softmax_clip : float
+        Default bound on the norm of softmax's derivatives; infinity for none.
+
+    Returns
+    -------
+    Loss
+    float
+        Bound on the norm of a row's derivatives; infinity for none beyond the loss's own.
+
+    Raises
+    ------
+    SpecError
+        If the loss does not fit the task.
+    """
+    softmax = (spec.loss or LOSS_OF_TASK[problem.task][0]) == "softmax"
+    loss = choose_loss(problem, replace(spec, clip=None) if softmax else spec, default_clips)
+    return loss, (spec.clip or softmax_clip) if softmax else math.inf
 
 
 def loss_options(loss: Loss) -> dict[str, Any]:

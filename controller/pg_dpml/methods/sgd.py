@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Passes of mini-batch SGD by the aggregate `dpml.sgd_epoch`: their options, and how they are run."""
+"""Passes of mini-batch SGD, by `dpml.sgd_epoch` or over Poisson batches: options, and how they are run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ __all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
 
 DEFAULT_TAIL = 0.5
 
+_BYTES_OF_ROW = 16
+"""In memory, beside what it takes in a block: where it and its unit are."""
+
 
 @dataclass(frozen=True)
 class Sgd:
-    """Passes of mini-batch SGD, as the aggregate `dpml.sgd_epoch` runs them.
+    """Passes of mini-batch SGD, as the aggregates `dpml.sgd_epoch` and `dpml.sgd_poisson` run them.
 
     Attributes
     ----------
@@ -42,6 +45,17 @@ class Sgd:
         A new order of the rows every pass.
     max_rows_per_unit : int or None
         m, where batches count units of privacy of up to m rows; None: rows.
+    momentum : float
+        In [0, 1).
+    gradient_clip : float
+        Bound on the norm of a row's derivatives in its scores; infinity for none beyond the loss's own.
+    noise : str or None
+        "gaussian" or "k-norm", added to the sum of a batch's gradients in every step; None for none.
+    noise_scale : float
+        Its scale, > 0 with noise.
+    sampling : float or None
+        Probability, in (0, 1], of every unit to be in a batch, by a coin of its own; None: batches are cut
+        from the shuffled rows.
     """
 
     loss: Loss
@@ -54,6 +68,11 @@ class Sgd:
     average_from: int
     fresh_order: bool
     max_rows_per_unit: int | None
+    momentum: float = 0.0
+    gradient_clip: float = math.inf
+    noise: str | None = None
+    noise_scale: float = 0.0
+    sampling: float | None = None
 
     @property
     def smoothness(self) -> float:
@@ -85,6 +104,16 @@ class Sgd:
             options["radius"] = self.radius
         if self.average_from > 0:
             options["average_from"] = self.average_from
+        if self.schedule.max_step == math.inf:
+            options["capped"] = False
+        if self.momentum > 0.0:
+            options["momentum"] = self.momentum
+        if math.isfinite(self.gradient_clip):
+            options["gradient_clip"] = self.gradient_clip
+        if self.noise is not None:
+            options |= {"noise": self.noise, "noise_scale": self.noise_scale}
+        if self.sampling is not None:
+            options |= {"sampling": self.sampling, "steps": self.steps(n_rows, 1)}
         return options
 
     def record(self, n_rows: int) -> dict[str, Any]:
@@ -94,14 +123,20 @@ class Sgd:
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
         again = ", in a fresh order each (the rows are packed again every pass)" if self.fresh_order else ""
-        return (
-            ("Passes", f"{self.passes} over the packed rows{again}"),
-            (
-                "Steps",
-                f"batches of {self.batch_size}, schedule {self.schedule.kind}, first step "
-                f"{self.schedule.step(1):.3g}, lambda {self.lambda_:g}",
-            ),
-        )
+        passes = f"{self.passes} over the packed rows{again}"
+        batches = f"batches of {self.batch_size}"
+        if self.sampling is not None:
+            passes = f"{self.passes} of ceil(n / b) steps"
+            batches = f"{batches} on average, drawn at random for every step"
+        steps = [
+            f"{batches}, schedule {self.schedule.kind}, first step {self.schedule.step(1):.3g}",
+            f"lambda {self.lambda_:g}",
+        ]
+        if self.momentum > 0.0:
+            steps.append(f"momentum {self.momentum:g}")
+        if math.isfinite(self.gradient_clip):
+            steps.append(f"a row's derivatives clipped at norm {self.gradient_clip:.3g}")
+        return (("Passes", passes), ("Steps", ", ".join(steps)))
 
 
 def make_sgd(
@@ -113,6 +148,7 @@ def make_sgd(
     step_size: float,
     batch_size: int,
     passes: int,
+    capped: bool = True,
 ) -> Sgd:
     """The passes of a run; the spec's own choices win over the method's defaults given here.
 
@@ -127,6 +163,8 @@ def make_sgd(
         Default step size of "constant" and "inverse_sqrt", in (0, inf).
     batch_size, passes : int
         As decided, >= 1.
+    capped : bool
+        False where noise in every step makes any step size safe.
 
     Raises
     ------
@@ -135,7 +173,7 @@ def make_sgd(
 
     Notes
     -----
-    Every step is capped by 1 / (beta + lambda).
+    Every step is capped by 1 / (beta + lambda), unless `capped` is false.
     Source: privacy/README.md, "Schedules".
     """
     lambda_ = spec.lambda_ or 0.0
@@ -150,7 +188,7 @@ def make_sgd(
             step_size=spec.step_size or step_size,
             offset=float(max(problem.n_rows, 1)) ** spec.exponent,
             lambda_=lambda_,
-            max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_),
+            max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_) if capped else math.inf,
         ),
         exponent=spec.exponent,
         lambda_=lambda_,
@@ -160,6 +198,7 @@ def make_sgd(
         average_from=average_start(spec.average or "none", spec.tail or DEFAULT_TAIL, steps),
         fresh_order=spec.fresh_order,
         max_rows_per_unit=problem.max_rows_per_unit if problem.unit is not None else None,
+        momentum=spec.momentum or 0.0,
     )
 
 
@@ -172,49 +211,80 @@ def average_start(average: str, tail: float, steps: int) -> int:
 
 
 def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
-    """Run the passes; un-noised weights stay on the server but for the final model.
+    """Run the passes; weights without noise stay on the server but for the final model.
 
     Returns
     -------
     weights : ndarray of shape (n_weights,)
-        Un-noised: the last iterate, or the average.
+        The last iterate, or the average; un-noised but for the noise of the steps.
     passes : int
         Passes taken.
     """
     n_rows = job.plan.problem.n_rows
+    if n_rows == 0:
+        return np.zeros(job.plan.problem.n_weights), sgd.passes
     state = job.work_table("state", sql.SQL("pass integer NOT NULL, state dpml.epoch NOT NULL"))
     options = json_parameter(sgd.options(n_rows))
+    parameters = {"options": options, "steps": sgd.steps(n_rows, 1), "sampling": sgd.sampling}
+    in_memory = sgd.sampling is not None and _fits_in_memory(job)
     previous_loss = np.inf
     done = 0
     for done in range(1, sgd.passes + 1):
         if sgd.fresh_order and done > 1:
             job.packed = repack(job.session, job.source, job.packed)
-        job.session.execute(
-            sql.SQL(
-                "INSERT INTO {state} SELECT %(pass)s, dpml.sgd_epoch(b.block_no, b.block, "
-                "(SELECT s.state FROM {state} AS s WHERE s.pass = %(pass)s - 1), %(options)s) "
-                "FROM {blocks} AS b"
-            ).format(state=state, blocks=job.packed.blocks),
-            {"pass": done, "options": options},
-        )
+        statement = _pass_statement(sgd, in_memory=in_memory).format(state=state, blocks=job.packed.blocks)
+        job.session.execute(statement, parameters | {"pass": done})
         job.report("pass", done, sgd.passes)
         if job.plan.tolerance is not None:
             loss = _loss(job, state, options, done)
             if previous_loss - loss < job.plan.tolerance * abs(previous_loss):
                 break
             previous_loss = loss
-    weights, average, steps = job.session.fetch_one(
+    weights, average, steps, rows = job.session.fetch_one(
         sql.SQL(
-            "SELECT (state).weights, (state).average, (state).steps FROM {} WHERE pass = %(pass)s"
+            "SELECT (state).weights, (state).average, (state).steps, (state).rows FROM {} "
+            "WHERE pass = %(pass)s"
         ).format(state),
         {"pass": done},
     )
-    if steps not in (None, sgd.steps(n_rows, done)):
+    if steps != sgd.steps(n_rows, done):
         raise RunFailedError("a pass did not see every packed row, and no model was stored")
-    final = average if average is not None else weights
-    if final is None:  # an empty table: no row, no step
-        return np.zeros(job.plan.problem.n_weights), done
-    return np.asarray(final, dtype=np.float64), done
+    if rows is not None:  # what was drawn beforehand is not counted
+        job.require_all(rows)
+    return np.asarray(weights if average is None else average, dtype=np.float64), done
+
+
+def _pass_statement(sgd: Sgd, *, in_memory: bool) -> sql.SQL:
+    """The statement of one pass; it adds a row to the states."""
+    start = "(SELECT s.state FROM {state} AS s WHERE s.pass = %(pass)s - 1)"
+    if sgd.sampling is None or in_memory:
+        name = "sgd_epoch" if sgd.sampling is None else "sgd_poisson"
+        return sql.SQL(
+            f"INSERT INTO {{state}} SELECT %(pass)s, dpml.{name}(b.block_no, b.block, {start}, %(options)s) "
+            "FROM {blocks} AS b"
+        )
+    # The null block makes it a pass even if no unit is drawn.
+    return sql.SQL(
+        "INSERT INTO {state} SELECT %(pass)s, "
+        f"dpml.sgd_poisson_steps(d.step, d.block, {start}, %(options)s) "
+        "FROM (SELECT p.step, p.block "
+        "FROM {blocks} AS b, dpml.poisson_steps(b.block, %(steps)s::integer, %(sampling)s) AS p "
+        "UNION ALL SELECT %(steps)s::integer, NULL ORDER BY step) AS d"
+    )
+
+
+def _fits_in_memory(job: Job) -> bool:
+    """Whether `dpml.sgd_poisson` may hold the packed rows."""
+    problem = job.plan.problem
+    used = _BYTES_OF_ROW * problem.n_rows * problem.max_rows_per_unit
+    (fits,) = job.session.fetch_one(
+        sql.SQL(
+            "SELECT pg_catalog.pg_table_size(%(blocks)s::pg_catalog.regclass) + %(used)s "
+            "<= pg_catalog.pg_size_bytes(pg_catalog.current_setting('dpml.work_mem'))"
+        ),
+        {"blocks": job.packed.blocks.as_string(), "used": used},
+    )
+    return bool(fits)
 
 
 def _loss(job: Job, state: sql.Identifier, options: Any, done: int) -> float:

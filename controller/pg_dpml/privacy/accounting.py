@@ -1,0 +1,660 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What steps on Poisson batches with Gaussian noise cost, and the noise that a given cost allows.
+
+Every multiplier is a standard deviation of the noise on a *sum* of gradients in units of L, the bound on the
+norm of one unit's share: the noise is `multiplier` times L under both relations. All is computed from public
+numbers; nothing is kept or drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.optimize import brentq
+from scipy.special import gammaln, logsumexp, ndtr, ndtri
+
+from pg_dpml.privacy.mechanisms import gaussian_delta, gaussian_mu
+from pg_dpml.privacy.relation import Relation
+
+__all__ = [
+    "Accounted",
+    "advanced_multiplier",
+    "published_bst14_multiplier",
+    "subsampled_gaussian_epsilon",
+    "subsampled_gaussian_multiplier",
+]
+
+FloatArray = npt.NDArray[np.float64]
+Accountant = Literal["exact", "pld", "rdp"]
+
+_ROUND_UP = 1.0 + 2.0**-28
+
+_FIRST_INTERVAL = 1.0 / 4.0
+"""First grid of losses, in standard deviations of one step's loss."""
+
+_MOST_COARSENED = 1000.0
+"""A grid that would have to be coarser by more than this says nothing of use."""
+
+_CONVERGED = 0.0025
+"""The grid is halved until epsilon moves by less than this share."""
+
+_MOST_STEP_POINTS = 2**17
+_MOST_POINTS = 2**20
+"""Longest grids of losses, of one step and of all: about 0.3 seconds a composition."""
+
+_MOST_LOSS = 600.0
+"""exp of it is a finite number; a larger loss of one step counts as infinite."""
+
+_NEGLIGIBLE = {Relation.ADD_REMOVE: 1e-7, Relation.REPLACE_ONE: 1e-16}
+"""Share of delta that losses counted as infinite have; `_worst_delta` multiplies it by e^(epsilon / 2)."""
+
+_LOST = 1e-7
+"""Share of a tilted composition that may lie outside its window, and is added to delta."""
+
+_SLACK = 0.004
+"""A multiplier is found if its epsilon lies within this share below the one asked for."""
+
+_LEAST_MULTIPLIER = 1.0 / 32.0
+"""Where delta alone would nearly allow releasing a few steps without noise."""
+
+_RDP_ORDERS = (*range(2, 65), *(2**i for i in range(7, 15)))
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """A noise multiplier and what it costs.
+
+    Attributes
+    ----------
+    noise_multiplier : float
+        Standard deviation of the noise on a sum of gradients, in units of L.
+    epsilon : float
+        Recomputed for `noise_multiplier`, at most the epsilon asked for.
+    accountant : {"exact", "pld", "rdp"}
+        "exact" where every unit is in every batch, or where sampling helps so little that this bound is the
+        smaller one; "rdp" where a privacy loss distribution would need too long a grid.
+    discretization : float
+        Spacing of the grid of privacy losses; 0 unless the accountant is "pld".
+    """
+
+    noise_multiplier: float
+    epsilon: float
+    accountant: Accountant
+    discretization: float
+
+    @property
+    def warning(self) -> str | None:
+        """What a plan says of the accountant, or None."""
+        if self.accountant != "rdp":
+            return None
+        return (
+            "so many steps are accounted by Renyi differential privacy: the guarantee holds, with more noise "
+            "than it needs; a larger batch_size or fewer passes allow a tighter account"
+        )
+
+
+def _check(*, sampling_probability: float, steps: int, delta: float, positive: dict[str, float]) -> None:
+    for name, value in positive.items():
+        if not (0.0 < value < math.inf):
+            raise ValueError(f"{name} must be in (0, inf), not {value}")
+    if not (0.0 < sampling_probability <= 1.0):
+        raise ValueError(f"sampling_probability must be in (0, 1], not {sampling_probability}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, not {steps}")
+    if not (0.0 < delta < 1.0):
+        raise ValueError(f"delta must be in (0, 1), not {delta}")
+
+
+def _loss(z: float, slope: float, q: float) -> float:
+    """Privacy loss ln(P/Q) of a removed unit at z standard deviations; slope is 1 / multiplier."""
+    exponent = slope * z - 0.5 * slope * slope
+    if exponent > 30.0:  # where expm1 could overflow
+        return exponent + math.log(q) + math.log1p((1.0 - q) / q * math.exp(-exponent))
+    return math.log1p(q * math.expm1(exponent))
+
+
+class _GridTooLongError(Exception):
+    """A grid of losses has `factor` times the points it may have."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(factor)
+        self.factor = factor
+
+
+@dataclass(frozen=True)
+class _StepLosses:
+    """Pessimistic distribution of one step's loss, on multiples of `interval` from `first` upwards."""
+
+    interval: float
+    first: int
+    masses: FloatArray
+    infinite: float
+
+
+def _step_losses(multiplier: float, q: float, interval: float, tail: float, *, removed: bool) -> _StepLosses:
+    """Discretise the loss of one step.
+
+    Noise beyond `tail` standard deviations is where a loss counts as infinite, or as the least one.
+
+    Notes
+    -----
+    With P = (1 - q) N(0, s^2) + q N(1, s^2) and Q = N(0, s^2): ln(P/Q) under P where the unit is removed,
+    ln(Q/P) under Q where it is added. The part between two grid points is split between them so that its mass
+    under both distributions stays what it is, which dominates the true pair.
+    Source: Doroshenko, Ghazi, Kamath, Kumar & Manurangsi 2022, "Connect the dots";
+    privacy/README.md, "Subsampled Gaussian noise".
+    """
+    slope = 1.0 / multiplier
+    if removed:
+        low, high = _loss(-tail, slope, q), _loss(tail + slope, slope, q)
+    else:
+        low, high = -_loss(tail, slope, q), -_loss(-tail, slope, q)
+    first = math.floor(max(low, -_MOST_LOSS) / interval)
+    last = max(math.ceil(min(high, _MOST_LOSS) / interval), first + 1)
+    if last - first > _MOST_STEP_POINTS:
+        raise _GridTooLongError((last - first) / _MOST_STEP_POINTS)
+    losses = interval * np.arange(first, last + 1)
+    # z where the loss is that of a grid point; the mass beyond it, of the distribution the loss is drawn from
+    # and of the other.
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = np.maximum(np.expm1(losses if removed else -losses) / q, -1.0)
+        z = 0.5 * slope + np.log1p(ratio) / slope
+    if removed:
+        other = ndtr(-z)
+        own = (1.0 - q) * other + q * ndtr(slope - z)
+    else:
+        own = ndtr(z)
+        other = (1.0 - q) * own + q * ndtr(z - slope)
+    mass, other_mass = -np.diff(own), -np.diff(other)
+    # Rounding leaves a few ulps of `own` in the difference below: they count for the upper point.
+    difference = mass - other_mass * np.exp(losses[:-1]) + 2.0**-50 * own[:-1]
+    to_upper = np.clip(difference / -math.expm1(-interval), 0.0, mass)
+    masses = np.zeros(len(losses))
+    masses[1:] += to_upper
+    masses[:-1] += mass - to_upper
+    masses[0] += 1.0 - own[0]
+    return _StepLosses(interval, first, masses, float(own[-1]))
+
+
+@dataclass(frozen=True)
+class _Composition:
+    """Distribution of the loss of all steps, around the loss that matters for one delta.
+
+    `tilted` times exp(log_scale - order * loss) is the mass of a loss, `infinite` that of an infinite one,
+    and the losses outside the window weigh at most `lost` of the tilted distribution. At `centre`, its mean,
+    delta is below the one asked for.
+    """
+
+    losses: FloatArray
+    centre: float
+    tilted: FloatArray
+    order: float
+    log_scale: float
+    lost: float
+    infinite: float
+
+    def delta(self, epsilon: float) -> float:
+        """An upper bound on delta(epsilon), for epsilon >= losses[0]."""
+        # exp(-order * (loss - epsilon)) is below _LOST beyond the second end; the tilted masses sum to 1.
+        ends = (epsilon, epsilon + math.log(1.0 / _LOST) / max(self.order, 1e-9))
+        start, stop = np.searchsorted(self.losses, ends, side="right")
+        above = self.losses[start:stop] - epsilon
+        total = float(np.sum(self.tilted[start:stop] * np.exp(-self.order * above) * -np.expm1(-above)))
+        log_bound = self.log_scale - self.order * epsilon + math.log(total + self.lost)
+        return min(1.0, self.infinite + math.exp(min(log_bound, 0.0)))
+
+
+def _tilt(masses: FloatArray, losses: FloatArray, order: float) -> tuple[FloatArray, float]:
+    """Masses times exp(order * loss), brought to sum 1, and the logarithm of their sum before."""
+    with np.errstate(divide="ignore"):
+        exponents = np.log(masses) + order * losses
+    most = float(exponents.max())
+    weights = np.exp(exponents - most)
+    total = float(weights.sum())
+    return weights / total, most + math.log(total)
+
+
+def _blocks(first: int, count: int) -> npt.NDArray[np.intp]:
+    """Starts of blocks of grid points from `first` on, each 0.2 % as wide as it is distant from 0."""
+    near = 2048
+    far = (near * 1.002 ** np.arange(math.log(max(count / near, 1.0)) / math.log(1.002) + 2)).astype(np.intp)
+    starts = np.concatenate((-far, np.arange(1 - near, near), far)) - first
+    return np.unique(np.clip(starts, 0, count - 1))
+
+
+def _compose(step: _StepLosses, steps: int, delta: float, relation: Relation) -> _Composition:
+    """T-fold convolution of one step's loss, exact where a relation's delta(epsilon) is near a given delta.
+
+    Notes
+    -----
+    A plain fast Fourier transform has an absolute error near T 2^-53, above the delta of interest from
+    about a million rows on. So the step is multiplied by exp(order * loss) first, which moves the bulk of the
+    composition to the losses that matter, and the result is divided by it again: the error is then relative
+    to delta. What a window of finite length loses is bounded by Chernoff's inequality and added.
+    Source: Koskela & Honkela 2021 (Fourier accountant), Gopi, Lee & Wutschitz 2021 (windows);
+    privacy/README.md, "Subsampled Gaussian noise".
+    """
+    h = step.interval
+    losses = h * (step.first + np.arange(len(step.masses), dtype=np.float64))
+    # The order and the rates below are choices, for which blocks of losses at their means will do.
+    blocks = _blocks(step.first, len(losses))
+    sums: FloatArray = np.maximum(np.add.reduceat(step.masses, blocks), 1e-300)
+    means: FloatArray = np.add.reduceat(step.masses * losses, blocks) / sums
+
+    def excess(order: float) -> float:
+        """Log of Chernoff's bound on delta at the mean of the tilted composition, less log delta."""
+        weights, scale = _tilt(sums, means, order)
+        mean = float(weights @ means)
+        bound = steps * (scale - order * mean)
+        if relation is Relation.REPLACE_ONE:  # see _worst_delta
+            bound += np.logaddexp(0.0, steps * mean)
+        return float(bound - math.log(delta))
+
+    # In small strides: under replace_one the least of several roots belongs to the least epsilon.
+    below, order = 0.0, 1.0
+    while (unmet := excess(order) > 0.0) and order < 1e9:
+        below, order = order, 1.3 * order
+    if not unmet:
+        order = float(brentq(excess, below, order, rtol=1e-6))
+    weights, scale = _tilt(step.masses, losses, order)
+    mean = float(weights @ losses)
+    centre = steps * mean
+    stddev = math.sqrt(steps * float(weights @ (losses - mean) ** 2) + h * h)
+
+    def reach(sign: int) -> float:
+        """Distance from the centre beyond which less than _LOST of the tilted composition lies."""
+
+        def bound(masses: FloatArray, at: FloatArray, rate: float) -> float:
+            growth = _tilt(masses, at, order + rate)[1] - scale
+            return sign * ((steps * growth - math.log(_LOST)) / rate - centre)
+
+        rates = sign * np.geomspace(0.3, 20.0, 16) / stddev
+        rough = [bound(sums, means, rate) for rate in rates]
+        best = int(np.argmin(rough))
+        return min(bound(step.masses, losses, rate) for rate in rates[max(best - 1, 0) : best + 2])
+
+    low = math.floor((centre - reach(-1)) / h)
+    length = math.ceil((centre + reach(1)) / h) - low + 2
+    if length > _MOST_POINTS:
+        raise _GridTooLongError(length / _MOST_POINTS)
+    length = next_fast_len(length, real=True)
+    if len(weights) > length:
+        weights = np.bincount(np.arange(len(weights)) % length, weights).astype(np.float64)
+    spectrum = rfft(weights, length)
+    # Of most frequencies nothing is left, and a power of a complex number is slow.
+    left = spectrum.real**2 + spectrum.imag**2 > math.exp(-100.0 / steps)
+    spectrum[left] **= steps
+    spectrum[~left] = 0.0
+    composed = irfft(spectrum, length)
+    composed = np.roll(composed, (steps * step.first - low) % length)
+    rounding = steps * 2.0**-48
+    return _Composition(
+        losses=h * (low + np.arange(length)),
+        centre=centre,
+        tilted=np.maximum(composed, 0.0),
+        order=order,
+        log_scale=steps * scale,
+        lost=2.0 * _LOST + rounding,
+        infinite=-math.expm1(steps * math.log1p(-step.infinite)),
+    )
+
+
+def _worst_delta(relation: Relation, delta: Callable[[float], float], epsilon: float) -> float:
+    """delta(epsilon) under a relation, from that under `add_remove`.
+
+    Notes
+    -----
+    To replace a unit is to remove one and to add one: twice (epsilon/2, delta).
+    Source: Dwork & Roth 2014, Theorem 2.2; privacy/README.md, "Subsampled Gaussian noise".
+    """
+    if relation is Relation.ADD_REMOVE:
+        return delta(epsilon)
+    return min(1.0, delta(0.5 * epsilon) * (1.0 + math.exp(min(0.5 * epsilon, 700.0))))
+
+
+def _least_epsilon(excess: Callable[[float], float], low: float, high: float, relation: Relation) -> float:
+    """Least epsilon in [low, high] with excess <= 0, from above; infinity if there is none.
+
+    Under `replace_one` excess may rise again, where delta falls slower than the factor of `_worst_delta`
+    rises, so the first root is looked for in pieces.
+    """
+    if excess(low) <= 0.0:
+        return low
+    pieces = 1 if relation is Relation.ADD_REMOVE else 48
+    for end in np.linspace(low, high, pieces + 1)[1:]:
+        if excess(float(end)) <= 0.0:
+            epsilon = float(brentq(excess, low, float(end), rtol=1e-12, xtol=1e-300))
+            while excess(epsilon) > 0.0:
+                epsilon *= 1.0 + 1e-11
+            return epsilon
+        low = float(end)
+    return math.inf
+
+
+def _pld_epsilon(
+    multiplier: float,
+    q: float,
+    steps: int,
+    delta: float,
+    relation: Relation,
+    interval: float,
+    directions: tuple[bool, ...] = (True, False),
+) -> float:
+    """Epsilon by privacy loss distributions on one grid, of a unit removed, added or both."""
+    found = 0.0
+    tail = -float(ndtri(delta * _NEGLIGIBLE[relation] / steps))
+    doubled = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    for removed in directions:
+        step = _step_losses(multiplier, q, interval, tail, removed=removed)
+        composition = _compose(step, steps, delta, relation)
+
+        def excess(epsilon: float, at: _Composition = composition) -> float:
+            return math.log(_worst_delta(relation, at.delta, epsilon) or 1e-320) - math.log(delta)
+
+        low, high = max(composition.losses[0], 0.0), max(composition.centre, interval)
+        found = max(found, _least_epsilon(excess, doubled * low, doubled * high, relation))
+    return found
+
+
+def _rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation: Relation) -> float:
+    """Epsilon by Renyi differential privacy at integer orders.
+
+    Notes
+    -----
+    exp((a - 1) RDP(a)) = 1 + sum_{k >= 2} C(a, k) (1 - q)^(a - k) q^k (exp((k^2 - k) / (2 s^2)) - 1), which
+    bounds both directions; without the 1 no digit is lost where RDP is tiny. Source: Mironov, Talwar & Zhang
+    2019, Section 3.3; the conversion is Canonne, Kamath & Steinke 2020, Proposition 12;
+    privacy/README.md, "Subsampled Gaussian noise".
+    """
+    costs = []
+    for order in _RDP_ORDERS:
+        k = np.arange(2, order + 1)
+        exponents = (k * k - k) / (2.0 * multiplier**2)
+        logs = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        logs += (order - k) * math.log1p(-q) + k * math.log(q)
+        logs += exponents + np.log(-np.expm1(-exponents))
+        costs.append((order, steps * float(np.logaddexp(0.0, logsumexp(logs))) * _ROUND_UP))
+
+    def least_delta(epsilon: float) -> float:
+        exponents = [
+            cost - (a - 1) * epsilon - math.log(a) + (a - 1) * math.log1p(-1.0 / a) for a, cost in costs
+        ]
+        return math.exp(min(0.0, *exponents))
+
+    def excess(epsilon: float) -> float:
+        return math.log(_worst_delta(relation, least_delta, epsilon) or 1e-320) - math.log(delta)
+
+    return _least_epsilon(excess, 0.0, 1000.0, relation)
+
+
+def _exact_epsilon(multiplier: float, steps: int, delta: float, relation: Relation) -> float:
+    """Epsilon with every unit in every batch, which sampling cannot make worse."""
+    mu = math.sqrt(steps) * relation.gradient_change(1.0) / multiplier
+
+    def excess(epsilon: float) -> float:
+        return math.log(gaussian_delta(epsilon, mu) or 1e-320) - math.log(delta)
+
+    high = mu * (0.5 * mu + 10.0)
+    while excess(high) > 0.0:
+        high *= 2.0
+    return _least_epsilon(excess, 0.0, high, Relation.ADD_REMOVE)  # falls, whatever the relation
+
+
+def _fitting_epsilon(
+    multiplier: float,
+    q: float,
+    steps: int,
+    delta: float,
+    relation: Relation,
+    interval: float,
+    directions: tuple[bool, ...] = (True, False),
+) -> tuple[float, float]:
+    """Epsilon on a grid of the given interval, or of the next coarser one that fits; that interval."""
+    longest = _MOST_COARSENED * interval
+    while interval <= longest:
+        try:
+            return _pld_epsilon(multiplier, q, steps, delta, relation, interval, directions), interval
+        except _GridTooLongError as error:
+            interval *= 1.02 * error.factor
+    return math.inf, interval
+
+
+def _first_interval(multiplier: float, q: float) -> float:
+    # One step's losses spread like those of a Gaussian of equal chi-square divergence, q^2 (e^(1/s^2) - 1).
+    divergence = q * q * math.expm1(min(1.0 / multiplier**2, 500.0))
+    return _FIRST_INTERVAL * math.sqrt(math.log1p(divergence))
+
+
+def _account(multiplier: float, q: float, steps: int, delta: float, relation: Relation) -> Accounted:
+    """What a multiplier costs, by the accountant that can show the least."""
+    best = Accounted(multiplier, _exact_epsilon(multiplier, steps, delta, relation), "exact", 0.0)
+    if q == 1.0:
+        return best
+    wanted, coarser = _first_interval(multiplier, q), math.inf
+    while True:
+        epsilon, interval = _fitting_epsilon(multiplier, q, steps, delta, relation, wanted)
+        if epsilon < best.epsilon:
+            best = Accounted(multiplier, epsilon, "pld", interval)
+        if interval > wanted:
+            break
+        if epsilon >= coarser * (1.0 - _CONVERGED):
+            return best
+        wanted, coarser = 0.5 * interval, epsilon
+    renyi = Accounted(multiplier, _rdp_epsilon(multiplier, q, steps, delta, relation), "rdp", 0.0)
+    return renyi if renyi.epsilon < best.epsilon else best
+
+
+def _search(cost: Callable[[float], Accounted], start: float, most: float, target: float) -> Accounted:
+    """Least cost in [(1 - _SLACK) target, target], or that of `most` if nothing below it is enough.
+
+    A bracketed secant method in the logarithms of multiplier and epsilon.
+    """
+    floor = math.log(_LEAST_MULTIPLIER)
+    found: Accounted | None = None
+    low, high = (-math.inf, math.inf), (math.log(most), -math.inf)
+    aim = math.log1p(-0.4 * _SLACK)
+    x = min(max(math.log(start), floor), high[0])
+    for turn in range(25):
+        at = cost(math.exp(x) if x < high[0] else most)
+        y = math.log(at.epsilon / target) if at.epsilon > 0.0 else -math.inf
+        if y > 0.0:
+            low = (x, y)
+        else:
+            found, high = at, (x, y)
+            if y >= math.log1p(-_SLACK) or x == floor:
+                break
+        width = high[0] - low[0]
+        if width < 1e-5:
+            break
+        if math.isinf(width):  # epsilon falls at least like 1 / multiplier
+            x = max(x - min(aim - y + 1e-4, 0.5), floor)
+        elif math.isinf(high[1]):
+            x = low[0] + min(0.5 * width, y - aim, 0.5)
+        elif math.isinf(low[1]) or turn % 4 == 3:
+            x = low[0] + 0.5 * width
+        else:
+            x = low[0] + width * min(max((low[1] - aim) / (low[1] - high[1]), 0.01), 0.99)
+    return cost(most) if found is None else found
+
+
+def subsampled_gaussian_epsilon(
+    noise_multiplier: float, sampling_probability: float, steps: int, delta: float, relation: Relation
+) -> float:
+    """Epsilon of steps that each add Gaussian noise to the sum over a Poisson batch.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation of the noise on the sum, in units of L, in (0, inf).
+    sampling_probability : float
+        q, with which every unit independently is in the batch of a step, in (0, 1].
+    steps : int
+        T >= 1.
+    delta : float
+        In (0, 1).
+    relation : Relation
+
+    Returns
+    -------
+    float
+        An upper bound, to 0.5 %; infinity where none can be shown.
+
+    Raises
+    ------
+    ValueError
+        If an argument is outside its domain.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Subsampled Gaussian noise".
+    """
+    _check(
+        sampling_probability=sampling_probability,
+        steps=steps,
+        delta=delta,
+        positive={"noise_multiplier": noise_multiplier},
+    )
+    return _account(noise_multiplier, sampling_probability, steps, delta, relation).epsilon
+
+
+def subsampled_gaussian_multiplier(
+    epsilon: float, delta: float, sampling_probability: float, steps: int, relation: Relation
+) -> Accounted:
+    """Least noise on the sums over Poisson batches that keeps a whole run (epsilon, delta)-private.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In (0, 1).
+    sampling_probability : float
+        q, with which every unit independently is in the batch of a step, in (0, 1].
+    steps : int
+        T >= 1.
+    relation : Relation
+
+    Returns
+    -------
+    Accounted
+        Its `epsilon` is what `subsampled_gaussian_epsilon` says of its `noise_multiplier`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is outside its domain.
+
+    Notes
+    -----
+    Falls with epsilon and delta and rises with q and T, but for the 0.5 % that the grid may add.
+    Source: privacy/README.md, "Subsampled Gaussian noise".
+    """
+    q = sampling_probability
+    _check(sampling_probability=q, steps=steps, delta=delta, positive={"epsilon": epsilon})
+    most = math.sqrt(steps) * relation.gradient_change(1.0) / gaussian_mu(epsilon, delta) * _ROUND_UP
+    if q == 1.0:
+        return _account(most, q, steps, delta, relation)
+
+    def rough(multiplier: float) -> Accounted:
+        first = _first_interval(multiplier, q)
+        found, interval = _fitting_epsilon(multiplier, q, steps, delta, relation, first, (True,))
+        return Accounted(multiplier, found, "pld", interval)
+
+    def fine(multiplier: float) -> Accounted:
+        return _account(multiplier, q, steps, delta, relation)
+
+    # The central limit theorem for the losses of many steps, Dong, Roth & Su 2022, Section 5.
+    if relation is Relation.ADD_REMOVE:
+        mu = gaussian_mu(epsilon, delta)
+    else:
+        mu = gaussian_mu(0.5 * epsilon, delta / (1.0 + math.exp(min(0.5 * epsilon, 600.0))))
+    start = 1.0 / math.sqrt(math.log1p((mu / q) ** 2 / steps))
+    start = _search(rough, start, most, epsilon).noise_multiplier
+    return _search(fine, start, most, epsilon)
+
+
+def _check_bst14(epsilon: float, delta: float, sampling_probability: float, steps: int) -> None:
+    _check(sampling_probability=sampling_probability, steps=steps, delta=delta, positive={"epsilon": epsilon})
+
+
+def _bst14(epsilon: float, step_delta: float, q: float, steps: int, relation: Relation) -> float:
+    log_delta = math.log(1.0 / step_delta)
+
+    def excess(step_epsilon: float) -> float:
+        return (
+            steps * step_epsilon * math.expm1(step_epsilon)
+            + math.sqrt(2.0 * steps * log_delta) * step_epsilon
+            - epsilon
+        )
+
+    # The second term alone reaches epsilon at the upper end.
+    step_epsilon = float(brentq(excess, 0.0, epsilon / math.sqrt(2.0 * steps * log_delta), rtol=1e-12))
+    sampled_epsilon = min(1.0, step_epsilon / (2.0 * q))
+    stddev = math.sqrt(2.0 * math.log(1.25 / step_delta)) / sampled_epsilon
+    return stddev * relation.gradient_change(1.0) * _ROUND_UP
+
+
+def advanced_multiplier(
+    epsilon: float, delta: float, sampling_probability: float, steps: int, relation: Relation
+) -> float:
+    """Noise on the sums over Poisson batches by strong composition, as in BST14.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In (0, 1).
+    sampling_probability : float
+        q, in (0, 1].
+    steps : int
+        T >= 1.
+    relation : Relation
+
+    Returns
+    -------
+    float
+        Standard deviation in units of L.
+
+    Raises
+    ------
+    ValueError
+        If an argument is outside its domain.
+
+    Notes
+    -----
+    Source: Bassily, Smith & Thakurta 2014, Algorithm 1, in the form of Wu et al. 2017, Algorithm 5;
+    privacy/README.md, "BST14".
+    """
+    _check_bst14(epsilon, delta, sampling_probability, steps)
+    q = sampling_probability
+    return _bst14(epsilon, delta / (1.0 + q * steps), q, steps, relation)
+
+
+def published_bst14_multiplier(
+    epsilon: float, delta: float, sampling_probability: float, steps: int, relation: Relation
+) -> float:
+    """What `advanced_multiplier` is with the published delta / T. For comparison only.
+
+    Parameters
+    ----------
+    epsilon, delta, sampling_probability, steps, relation
+        As in `advanced_multiplier`.
+
+    Returns
+    -------
+    float
+        Standard deviation in units of L.
+
+    Notes
+    -----
+    Source: Wu et al. 2017, Algorithm 5; privacy/README.md, "BST14".
+    """
+    _check_bst14(epsilon, delta, sampling_probability, steps)
+    return _bst14(epsilon, delta / steps, sampling_probability, steps, relation)

@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Noise that the server adds in every step of a run, to the sum of a batch's gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.kernels import Schedule, noise_grid
+from pg_dpml.privacy import accounting, mechanisms
+from pg_dpml.privacy.relation import Relation
+
+__all__ = [
+    "StepNoise",
+    "bst14_multipliers",
+    "calibrate_passes",
+    "calibrate_poisson",
+    "largest_batch",
+    "noise_growth",
+    "require_stable",
+]
+
+_ULP = 2.0**-52
+_GRID = 2.0**-20
+"""The grid's spacing is at most this share of the noise's scale."""
+
+_UNLIKELY = 2.0**-30
+"""Share of delta that is left to batches larger than `largest_batch`."""
+
+_GROWTH_POINTS = 4000
+
+
+@dataclass(frozen=True)
+class StepNoise:
+    """The noise of all steps of a run.
+
+    Attributes
+    ----------
+    kind : str
+        "gaussian" or "k-norm".
+    scale : float
+        On the sum of a batch's gradients. Gaussian: standard deviation of a coordinate. K-norm: the scale
+        of the norm. 0 where no step is taken.
+    noise_multiplier : float
+        scale in units of the bound on what one unit of privacy adds to a sum.
+    sensitivity : float
+        D, how far one unit can move the sum of a batch that it is in.
+    calibrated_sensitivity : float
+        D with the head room for rounding and grid.
+    grid : float
+        Spacing of the grid that a sum and its noise are rounded to.
+    steps, passes : int
+    sampling : float or None
+        Probability of a unit to be in a batch; None where batches are cut from a shuffled pass.
+    accountant : str
+        "exact", "pld", "rdp" or "advanced".
+    n_weights : int
+        Length of the weight vector.
+    multipliers : mapping
+        BST14's noise multiplier by each account, to compare.
+    score_stddev : float
+        Of the noise that the steps add up to, in the score of a row of norm 1, if the curvature of the
+        losses did not damp it: at most so much.
+    """
+
+    kind: str
+    scale: float
+    noise_multiplier: float
+    sensitivity: float
+    calibrated_sensitivity: float
+    grid: float
+    steps: int
+    passes: int
+    sampling: float | None
+    accountant: str
+    n_weights: int
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    score_stddev: float = 0.0
+
+    @property
+    def sum_stddev(self) -> float:
+        """Standard deviation of a coordinate of the noise on a sum."""
+        # K-norm: E||z||^2 = d (d + 1) scale^2, spread evenly over d coordinates.
+        return self.scale * (1.0 if self.kind == "gaussian" else math.sqrt(self.n_weights + 1))
+
+    @property
+    def expected_norm(self) -> float:
+        """Root mean square of the norm of the noise in the model, at most."""
+        return self.score_stddev * math.sqrt(self.n_weights)
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the noise."""
+        if self.steps == 0:
+            return (("Noise", "none: no step is taken"),)
+        account = {
+            "exact": "exact composition",
+            "pld": "privacy loss distributions",
+            "rdp": "Renyi differential privacy",
+            "advanced": "strong composition",
+        }[self.accountant]
+        if self.sampling is None:
+            batches = f"a unit is in one batch of each of {self.passes} passes; {account}"
+        else:
+            batches = (
+                f"{self.steps:,} Poisson batches, each with every unit with probability {self.sampling:.3g}; "
+                f"account by {account}"
+            )
+        found = [
+            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one unit can move a batch's sum)"),
+            (
+                "Noise",
+                f"{self.kind}, scale {self.scale:.4g} on every batch's sum, {self.noise_multiplier:.3g} "
+                f"times the bound on one unit's share: {batches}. It adds up to a standard deviation of at "
+                f"most {self.score_stddev:.3g} in the score of a row, less where the losses' curvature damps "
+                "it.",
+            ),
+        ]
+        if self.multipliers:
+            found.append(
+                (
+                    "Accounts",
+                    "noise on a sum, in units of that bound: {published:.3g} as published (delta/T a step), "
+                    "{advanced:.3g} by strong composition with its own deltas, {pld:.3g} by privacy loss "
+                    "distributions".format(**self.multipliers),
+                )
+            )
+        return tuple(found)
+
+
+def _calibrated(
+    kind: str, multiplier: float, change: float, bound: float, rounding: float, n_weights: int
+) -> tuple[float, float, float]:
+    """Scale, calibrated sensitivity and grid for noise of `multiplier` times a change with its head room.
+
+    The grid follows from the scale, and the scale from the grid: scale = multiplier (change + g sqrt(d) + fp)
+    with g <= 2^-20 scale. Source: privacy/README.md, "Noise inside a pass".
+    """
+    if rounding > mechanisms.ROUNDING_LIMIT * bound:
+        raise GuaranteeError(
+            f"float64 rounding of a batch's sum could reach {rounding:.1e}, more than a hundredth of what "
+            f"one unit can add to it, {bound:.1e}: take a smaller batch_size"
+        )
+    share = multiplier * math.sqrt(n_weights) * _GRID
+    if share > 0.5:
+        raise GuaranteeError(
+            f"the {kind} noise of {multiplier:.3g} times the sensitivity has too coarse a grid for "
+            f"{n_weights} weights: take a larger epsilon, fewer passes or a larger batch_size"
+        )
+    scale = multiplier * (change + rounding) / (1.0 - share) * (1.0 + 2.0**-40)
+    grid = noise_grid(scale)
+    return scale, change + grid * math.sqrt(n_weights) + rounding, grid
+
+
+def _sum_rounding(rows: float, row_bound: float) -> float:
+    """Rounding of two plain sums of so many gradients. Source: privacy/README.md, "Noise inside a pass"."""
+    return _ULP * rows * (rows + 8.0) * row_bound
+
+
+def _require_precision(delta: float, n_numbers: int) -> None:
+    """Refuse a delta that the sampler cannot claim. Source: privacy/README.md, "Floating point"."""
+    floor = mechanisms.gaussian_delta_floor(n_numbers)
+    if delta < floor:
+        raise GuaranteeError(
+            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
+            f"{n_numbers} numbers of noise: take a larger delta, fewer passes or a larger batch_size"
+        )
+
+
+def calibrate_passes(
+    *,
+    bound: float,
+    relation: Relation,
+    passes: int,
+    steps: int,
+    batch_rows: int,
+    row_bound: float,
+    n_weights: int,
+    epsilon: float,
+    delta: float,
+) -> StepNoise:
+    """Noise of every step of shuffled passes.
+
+    Parameters
+    ----------
+    bound : float
+        On the norm of what one unit of privacy adds to a batch's sum, in (0, inf).
+    relation : Relation
+    passes : int
+        k >= 1.
+    steps : int
+        T; 0 for an empty table.
+    batch_rows : int
+        Most rows of a batch.
+    row_bound : float
+        On the norm of one row's gradient.
+    n_weights : int
+        Length of the weight vector.
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In [0, 1); 0 for K-norm noise.
+
+    Returns
+    -------
+    StepNoise
+        Gaussian: sigma = sqrt(k) D / mu(epsilon, delta). K-norm: scale k D / epsilon.
+
+    Raises
+    ------
+    GuaranteeError
+        If delta or the precision does not allow it.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Noise at every step".
+    """
+    kind = "gaussian" if delta > 0.0 else "k-norm"
+    change = relation.gradient_change(bound)
+    if steps == 0:
+        return StepNoise(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, None, "exact", n_weights)
+    if delta > 0.0:
+        _require_precision(delta, passes * n_weights)
+        ratio = mechanisms.gaussian_stddev(math.sqrt(passes), epsilon, delta)
+    else:
+        ratio = mechanisms.knorm_scale(float(passes), epsilon)
+    rounding = _sum_rounding(batch_rows, row_bound)
+    scale, calibrated, grid = _calibrated(kind, ratio, change, bound, rounding, n_weights)
+    return StepNoise(
+        kind, scale, scale / bound, change, calibrated, grid, steps, passes, None, "exact", n_weights
+    )
+
+
+def largest_batch(n_units: int, sampling: float, probability: float) -> int:
+    """A number of units that one Poisson batch exceeds with at most a given probability.
+
+    Parameters
+    ----------
+    n_units : int
+    sampling : float
+        In (0, 1].
+    probability : float
+        In (0, 1).
+
+    Notes
+    -----
+    Bernstein's inequality: q n + x, x = l/3 + sqrt(l^2/9 + 2 l q n), l = ln(1/probability).
+    Source: privacy/README.md, "Noise inside a pass".
+    """
+    mean, log = sampling * n_units, -math.log(probability)
+    return min(n_units, math.ceil(mean + log / 3.0 + math.sqrt(log * log / 9.0 + 2.0 * log * mean)))
+
+
+def _accounted_sampling(sampling: float, n_units: int, steps: int) -> float:
+    """Probability with head room for the rounding of coins. Source: privacy/README.md, "Poisson batches"."""
+    return min(1.0, sampling * (1.0 + max(2.0**-20, 2.0**-50 * max(n_units, steps))))
+
+
+def _delta_of_steps(delta: float) -> float:
+    """What is left of delta once batches larger than `largest_batch` have had theirs."""
+    return delta * (1.0 - 2.0 * _UNLIKELY)
+
+
+@functools.lru_cache(maxsize=64)
+def _pld(
+    epsilon: float, delta: float, sampling: float, steps: int, relation: Relation
+) -> accounting.Accounted:
+    """The accountant's answer; a plan is often made twice, and this takes a second."""
+    return accounting.subsampled_gaussian_multiplier(epsilon, delta, sampling, steps, relation)
+
+
+def calibrate_poisson(
+    *,
+    bound: float,
+    relation: Relation,
+    passes: int,
+    steps: int,
+    sampling: float,
+    n_units: int,
+    max_rows_per_unit: int,
+    row_bound: float,
+    n_weights: int,
+    epsilon: float,
+    delta: float,
+    accountant: str = "pld",
+) -> tuple[StepNoise, str | None]:
+    """Noise of every step over Poisson batches.
+
+    Parameters
+    ----------
+    bound : float
+        C, on the norm of what one unit of privacy adds to a batch's sum, in (0, inf).
+    relation : Relation
+    passes, steps : int
+        k and T; T = 0 for an empty table.
+    sampling : float
+        q, in (0, 1].
+    n_units : int
+        n.
+    max_rows_per_unit : int
+        m.
+    row_bound : float
+        On the norm of one row's gradient.
+    n_weights : int
+        Length of the weight vector.
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In [0, 1).
+    accountant : str
+        "pld", or "advanced" for BST14's strong composition.
+
+    Returns
+    -------
+    StepNoise
+    str or None
+        A warning of the accountant.
+
+    Raises
+    ------
+    GuaranteeError
+        If delta or the precision does not allow it.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Poisson batches", "Subsampled Gaussian noise" and "BST14".
+    """
+    if delta == 0.0:
+        raise GuaranteeError(
+            "delta = 0 has no Gaussian noise, which this method adds: leave delta out (1/n^2 then), or take "
+            "method = scs13 or bolt-on, whose K-norm noise needs none"
+        )
+    if steps == 0:
+        return StepNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, sampling, "exact", n_weights), None
+    _require_precision(delta, steps * n_weights)
+    most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
+    delta = _delta_of_steps(delta)
+    q = _accounted_sampling(sampling, n_units, steps)
+    if accountant == "advanced":
+        found = accounting.advanced_multiplier(epsilon, delta, q, steps, relation)
+        name, warning = accountant, None
+    else:
+        accounted = _pld(epsilon, delta, q, steps, relation)
+        found, name, warning = accounted.noise_multiplier, accounted.accountant, accounted.warning
+    rounding = _sum_rounding(most * max_rows_per_unit, row_bound)
+    scale, calibrated, grid = _calibrated("gaussian", found, bound, bound, rounding, n_weights)
+    change = relation.gradient_change(bound)
+    noise = StepNoise(
+        "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
+        sampling, name, n_weights,
+    )  # fmt: skip
+    return noise, warning
+
+
+def bst14_multipliers(
+    epsilon: float, delta: float, sampling: float, n_units: int, steps: int, relation: Relation
+) -> dict[str, float]:
+    """Noise on a sum in units of L: as published, by strong composition, by privacy loss distributions.
+
+    Parameters
+    ----------
+    epsilon, delta, sampling, n_units, steps, relation
+        As in `calibrate_poisson`.
+
+    Notes
+    -----
+    Source: privacy/README.md, "BST14".
+    """
+    q = _accounted_sampling(sampling, n_units, steps)
+    arguments = (epsilon, _delta_of_steps(delta), q, steps, relation)
+    return {
+        "published": accounting.published_bst14_multiplier(*arguments),
+        "advanced": accounting.advanced_multiplier(*arguments),
+        "pld": _pld(*arguments).noise_multiplier,
+    }
+
+
+def noise_growth(
+    *,
+    schedule: Schedule,
+    steps: int,
+    lambda_: float,
+    momentum: float,
+    average_from: int,
+    batch_size: int,
+    radius: float,
+    sum_stddev: float,
+) -> float:
+    """Standard deviation of the released model's coordinates, by noise alone.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    steps : int
+        T >= 0.
+    lambda_ : float
+        L2 regulariser: it damps earlier noise.
+    momentum : float
+        In [0, 1): a step counts 1 / (1 - momentum) times.
+    average_from : int
+        First averaged step; 0 releases the last iterate.
+    batch_size : int
+        b >= 1.
+    radius : float
+        No coordinate gets beyond it; infinity for none.
+    sum_stddev : float
+        Of a coordinate of the noise on a batch's sum.
+
+    Notes
+    -----
+    With the weights A_t of "Sensitivity of any schedule", but rho_t = abs(1 - eta_t lambda):
+    sqrt(sum (eta_t A_t)^2) sum_stddev / b, over some thousand groups of steps.
+    """
+    if steps == 0:
+        return 0.0
+    if steps <= _GROWTH_POINTS:
+        edges = list(range(1, steps + 2))
+    else:  # fine at both ends: steps change at the first, damping at the last
+        ratio = math.log(steps + 1.0) / _GROWTH_POINTS
+        places = {round(math.exp(ratio * i)) for i in range(_GROWTH_POINTS)}
+        edges = sorted(places | {steps + 2 - place for place in places} | {steps + 1})
+    first = average_from or steps
+    weight, square = 0.0, 0.0
+    for low, high in zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True):
+        count = high - low
+        share = max(0, high - max(low, first)) / (count * (steps - first + 1))
+        step = schedule.step(low + count // 2) / (1.0 - momentum)
+        damping = abs(1.0 - step * lambda_)
+        middle = _repeat(0.5 * (count - 1), weight + share, damping, share)
+        square += count * (step * middle) ** 2
+        weight = damping * _repeat(count - 1, weight + share, damping, share)
+    return min(math.sqrt(square) * sum_stddev / batch_size, radius)
+
+
+def _repeat(turns: float, value: float, factor: float, added: float) -> float:
+    """Where so many turns of value <- factor value + added lead."""
+    if factor == 1.0:
+        return value + turns * added
+    kept = math.pow(factor, turns)
+    return value * kept + added * (1.0 - kept) / (1.0 - factor)
+
+
+def require_stable(schedule: Schedule, lambda_: float) -> None:
+    """Refuse steps at which the regulariser itself would make the model grow without bound.
+
+    Raises
+    ------
+    SpecError
+        If a step is above 2 / lambda.
+    """
+    if schedule.kind != "strongly_convex" and schedule.step(1) * lambda_ > 2.0:
+        raise SpecError(
+            f"step_size = {schedule.step(1):g} is above 2/lambda = {2.0 / lambda_:g}, where every step "
+            "throws the model further out: take a smaller step_size"
+        )

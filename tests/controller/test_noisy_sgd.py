@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Plans of scs13, bst14 and dp-sgd: noise, steps and refusals from public numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from pg_dpml import report
+from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.kernels import Schedule
+from pg_dpml.methods.noisy_sgd import plan
+from pg_dpml.methods.plan import Plan, Problem
+from pg_dpml.methods.sgd import Sgd
+from pg_dpml.privacy import accounting, mechanisms, step_noise
+from pg_dpml.privacy.relation import Relation
+from pg_dpml.privacy.step_noise import StepNoise
+from pg_dpml.spec import PrivacySpec, TrainSpec
+
+ADULT = Problem(39_118, 106, 1, "binary")
+MNIST = Problem(56_046, 785, 10, "multiclass")
+HOUSES = Problem(16_000, 9, 1, "regression")
+COVERTYPE = Problem(498_010, 55, 1, "binary")
+METHODS = ("scs13", "bst14", "dp-sgd")
+
+
+def planned(
+    method: str, problem: Problem = ADULT, privacy: PrivacySpec | None = None, **options: Any
+) -> tuple[Plan, Sgd, StepNoise]:
+    decided = plan(problem, privacy or PrivacySpec(0.5), TrainSpec(method=method, **options))
+    assert isinstance(decided.work, Sgd)
+    assert isinstance(decided.noise, StepNoise)
+    return decided, decided.work, decided.noise
+
+
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize("passes", [1, 4, 10])
+@pytest.mark.parametrize("batch_size", [1, 10, 50])
+def test_passes_of_scs13_compose_exactly(batch_size: int, passes: int, relation: Relation) -> None:
+    """A unit is in one batch of each pass: k releases of mu / sqrt k, whatever the batch size."""
+    privacy = PrivacySpec(0.5, 1e-8, relation)
+    _, sgd, noise = planned("scs13", privacy=privacy, passes=passes, batch_size=batch_size)
+    change = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    assert noise.sensitivity == change
+    mu = math.sqrt(passes) * change / noise.scale
+    wanted = mechanisms.gaussian_mu(0.5, 1e-8)
+    assert wanted * (1.0 - 1e-3) <= mu <= wanted
+    mu = math.sqrt(passes) * noise.calibrated_sensitivity / noise.scale
+    assert mechanisms.gaussian_delta(0.5, mu) <= 1e-8
+    assert noise.steps == sgd.steps(ADULT.n_rows, passes) == passes * math.ceil(39_118 / batch_size)
+
+
+@pytest.mark.parametrize("passes", [1, 7])
+def test_pure_privacy_of_scs13(passes: int) -> None:
+    decided, sgd, noise = planned("scs13", privacy=PrivacySpec(0.5, 0.0), passes=passes)
+    assert noise.kind == sgd.noise == "k-norm"
+    assert noise.scale >= passes * noise.calibrated_sensitivity / 0.5
+    assert noise.scale == pytest.approx(passes * 2.0 / 0.5, rel=1e-2)
+    assert noise.sum_stddev == noise.scale * math.sqrt(107)
+    assert decided.guarantee is not None
+    assert decided.guarantee.delta == passes * 106 * 2.0**-40
+
+
+def test_defaults_of_scs13_are_those_of_the_published_comparison() -> None:
+    _, sgd, _ = planned("scs13")
+    assert (sgd.batch_size, sgd.passes, sgd.average_from) == (50, 10, 0)
+    assert [sgd.schedule.step(t) for t in (1, 4, 100)] == [1.0, 0.5, 0.1]
+    _, sgd, _ = planned("scs13", lambda_=1e-3)
+    assert [sgd.schedule.step(t) for t in (1, 4)] == pytest.approx([1000.0, 250.0])
+    assert sgd.radius == pytest.approx(1000.0)
+    assert sgd.options(100)["capped"] is False
+
+
+@pytest.mark.parametrize(
+    ("relation", "published", "advanced", "pld"),
+    [(Relation.REPLACE_ONE, 96.0, 73.0, 3.84), (Relation.ADD_REMOVE, 48.0, 36.5, 2.02)],
+)
+def test_the_accounts_of_bst14_beside_each_other(
+    relation: Relation, published: float, advanced: float, pld: float
+) -> None:
+    """n = 498,010, b = 50, k = 10, epsilon = 0.1, delta = 1/n^2."""
+    decided, _, noise = planned("bst14", COVERTYPE, PrivacySpec(0.1, relation=relation))
+    assert noise.multipliers == {
+        "published": pytest.approx(published, abs=0.1),
+        "advanced": pytest.approx(advanced, abs=0.05),
+        "pld": pytest.approx(pld, abs=0.02),
+    }
+    assert noise.noise_multiplier == pytest.approx(pld, abs=0.02)
+    text = " ".join(report.plan_text(decided).split())
+    assert f"{published:.2g} as published" in text.replace("96.1", "96").replace("48.0", "48")
+    assert f"{advanced:.3g} by strong composition" in text
+    record = json.loads(json.dumps(report.plan_record(decided)))
+    assert set(record["noise"]["multipliers"]) == {"published", "advanced", "pld"}
+    _, _, noise = planned("bst14", COVERTYPE, PrivacySpec(0.1, relation=relation), accountant="advanced")
+    assert noise.accountant == "advanced"
+    assert noise.noise_multiplier == pytest.approx(advanced, abs=0.05)
+
+
+def test_steps_of_bst14() -> None:
+    _, sgd, noise = planned("bst14", radius=3.0)
+    gradient = math.sqrt(106 * noise.scale**2 + 50.0**2)
+    assert sgd.schedule.step(1) / 50 == pytest.approx(2.0 * 3.0 / gradient)
+    assert sgd.schedule.step(9) == pytest.approx(sgd.schedule.step(1) / 3.0)
+    assert sgd.radius == 3.0
+    _, sgd, _ = planned("bst14", lambda_=0.01)
+    assert sgd.schedule.step(7) == pytest.approx(1.0 / (0.01 * 7))
+    assert sgd.radius == pytest.approx(100.0)
+    _, sgd, _ = planned("bst14")
+    assert sgd.radius == 10.0
+
+
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
+def test_poisson_noise_gives_the_guarantee(method: str, relation: Relation) -> None:
+    for problem in (ADULT, MNIST, HOUSES):
+        privacy = PrivacySpec(0.7, 1e-9, relation)
+        _, sgd, noise = planned(method, problem, privacy)
+        assert sgd.sampling == noise.sampling == sgd.batch_size / problem.n_rows
+        bound = noise.sensitivity / relation.gradient_change(1.0)
+        room = noise.calibrated_sensitivity / noise.sensitivity
+        assert 1.0 < room < 1.01
+        assert noise.noise_multiplier == pytest.approx(noise.scale / bound)
+        spent = accounting.subsampled_gaussian_epsilon(
+            noise.noise_multiplier / room, sgd.sampling, noise.steps, 1e-9, relation
+        )
+        assert 0.98 * 0.7 <= spent <= 0.7 * (1.0 + 1e-9)
+
+
+def test_every_unit_in_every_batch_composes_exactly() -> None:
+    _, sgd, noise = planned("dp-sgd", batch_size=100_000, passes=30, privacy=PrivacySpec(0.5, 1e-8))
+    assert (sgd.sampling, noise.accountant, noise.steps) == (1.0, "exact", 30)
+    mu = math.sqrt(30) * noise.sensitivity / noise.scale
+    assert mu == pytest.approx(mechanisms.gaussian_mu(0.5, 1e-8), rel=1e-2)
+
+
+@pytest.mark.parametrize("problem", [ADULT, MNIST])
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 10.0])
+def test_default_steps_of_dp_sgd(problem: Problem, epsilon: float) -> None:
+    """Noise of about 1 in a score, or steps that are as long as is safe."""
+    _, sgd, noise = planned("dp-sgd", problem, PrivacySpec(epsilon))
+    assert noise.steps == pytest.approx(500, abs=10)
+    assert sgd.average_from == noise.steps - math.ceil(0.25 * noise.steps) + 1
+    longest = 1.9 / sgd.loss.smoothness
+    step = sgd.schedule.step(1)
+    noise_of_last = step / 0.1 * math.sqrt(noise.steps) * noise.scale / sgd.batch_size
+    assert step <= longest * (1.0 + 1e-12)
+    assert noise_of_last == pytest.approx(1.0, rel=1e-9) or step == pytest.approx(longest)
+    if problem.n_outputs > 1:
+        assert noise.sensitivity == pytest.approx(2.0 * math.sqrt(0.9))
+        assert sgd.options(10)["gradient_clip"] == pytest.approx(math.sqrt(0.9))
+    else:
+        assert noise.sensitivity == 1.0
+        assert sgd.loss.clip == 0.5
+
+
+def test_schedules_of_dp_sgd() -> None:
+    privacy = PrivacySpec(0.02)
+    _, constant, _ = planned("dp-sgd", privacy=privacy)
+    _, slowing, _ = planned("dp-sgd", privacy=privacy, schedule="inverse_sqrt")
+    steps = constant.steps(ADULT.n_rows, 10)
+    lengths = [sum(sgd.schedule.step(t) for t in range(1, steps + 1)) for sgd in (constant, slowing)]
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.02)
+    _, sgd, _ = planned("dp-sgd", schedule="strongly_convex", lambda_=0.1)
+    assert sgd.schedule.step(3) == pytest.approx(1.0 / 0.3)
+    for method in ("dp-sgd", "scs13"):
+        with pytest.raises(SpecError, match="steps that are capped"):
+            planned(method, schedule="decreasing")
+        with pytest.raises(SpecError, match="needs lambda > 0"):
+            planned(method, schedule="strongly_convex")
+        with pytest.raises(SpecError, match="2/lambda"):
+            planned(method, schedule="constant", step_size=30.0, lambda_=0.1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_units_of_several_rows_multiply_the_sensitivity(method: str) -> None:
+    _, _, row = planned(method)
+    _, sgd, unit = planned(method, Problem(39_118, 106, 1, "binary", "household", 4))
+    assert unit.sensitivity == 4.0 * row.sensitivity
+    assert unit.scale == pytest.approx(4.0 * row.scale, rel=1e-6)
+    assert sgd.options(39_118)["units"] == 4
+    assert sgd.batch_size == planned(method)[1].batch_size  # of units
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clips(method: str) -> None:
+    _, sgd, noise = planned(method, clip=0.2)
+    assert (sgd.loss.clip, noise.sensitivity) == (0.2, 0.4)
+    _, sgd, noise = planned(method, MNIST, clip=0.3)
+    assert (sgd.gradient_clip, noise.sensitivity) == (0.3, 0.6)
+    _, sgd, noise = planned(method, MNIST, clip=100.0)
+    assert noise.sensitivity == pytest.approx(2.0 * math.sqrt(2.0))  # softmax's own bound
+    _, sgd, noise = planned(method, HOUSES)
+    assert (sgd.loss.clip, noise.sensitivity) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_more_privacy_is_more_noise(method: str) -> None:
+    def scale(epsilon: float = 0.5, delta: float = 1e-9, **options: Any) -> float:
+        return planned(method, privacy=PrivacySpec(epsilon, delta), batch_size=50, **options)[2].scale
+
+    for noise in (
+        [scale(epsilon=epsilon) for epsilon in (4.0, 1.0, 0.3, 0.1, 0.01)],
+        [scale(delta=delta) for delta in (1e-4, 1e-7, 1e-10)],
+        [scale(passes=passes) for passes in (1, 2, 5, 20)],
+    ):
+        assert noise == sorted(noise)
+        assert len(set(noise)) == len(noise)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n_rows", [0, 1, 7, 49, 51, 10**9])
+def test_any_number_of_rows(method: str, n_rows: int) -> None:
+    decided, sgd, noise = planned(method, Problem(n_rows, 5, 1, "binary"), PrivacySpec(1.0, 1e-3))
+    assert noise.steps == sgd.steps(n_rows, sgd.passes)
+    assert (sgd.noise is None) == (noise.scale == 0.0) == (n_rows == 0)
+    assert math.isfinite(noise.score_stddev)
+    assert report.plan_text(decided)
+
+
+@pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
+def test_no_delta_no_gaussian_noise(method: str) -> None:
+    with pytest.raises(GuaranteeError, match="take method = scs13 or bolt-on"):
+        planned(method, privacy=PrivacySpec(1.0, 0.0))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_delta_beyond_the_precision_of_the_noise_is_refused(method: str) -> None:
+    with pytest.raises(GuaranteeError, match="precision of the noise"):
+        planned(method, privacy=PrivacySpec(1.0, 1e-18))
+
+
+def test_huge_batches_and_coarse_grids_are_refused() -> None:
+    with pytest.raises(GuaranteeError, match="rounding of a batch"):
+        planned("dp-sgd", Problem(10**8, 5, 1, "binary"), PrivacySpec(1.0, 1e-6), batch_size=10**8)
+    with pytest.raises(GuaranteeError, match="too coarse a grid"):
+        planned("scs13", Problem(1000, 10**6, 1, "binary"), PrivacySpec(1e-4, 1e-6))
+
+
+def test_options_of_others_are_refused() -> None:
+    with pytest.raises(SpecError, match="accountant belongs to method bst14"):
+        TrainSpec(method="dp-sgd", accountant="pld")
+    with pytest.raises(SpecError, match="step_size belongs to"):
+        TrainSpec(method="bst14", step_size=1.0)
+    with pytest.raises(SpecError, match="accountant must be one of pld, advanced"):
+        TrainSpec(method="bst14", accountant="moments")
+
+
+@pytest.mark.parametrize(("n", "q"), [(1000, 0.05), (20, 0.5), (10**6, 1e-6), (50, 1.0)])
+def test_largest_batch(n: int, q: float) -> None:
+    for probability in (0.1, 1e-6, 1e-15):
+        most = step_noise.largest_batch(n, q, probability)
+        assert binom.sf(most, n, q) <= probability
+
+
+@pytest.mark.parametrize("average", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("lambda_", [0.0, 0.02])
+@pytest.mark.parametrize("kind", ["constant", "inverse_sqrt", "strongly_convex"])
+@pytest.mark.parametrize("steps", [1, 50, 9000])
+def test_growth_of_the_noise(steps: int, kind: str, lambda_: float, average: float) -> None:
+    """The linear recursion itself, for one coordinate."""
+    schedule = Schedule(kind, step_size=0.7, lambda_=lambda_ or 0.02)
+    first = steps - max(1, math.ceil(average * steps)) + 1 if average else 0
+    found = step_noise.noise_growth(
+        schedule=schedule,
+        steps=steps,
+        lambda_=lambda_,
+        momentum=0.5,
+        average_from=first,
+        batch_size=10,
+        radius=math.inf,
+        sum_stddev=3.0,
+    )
+    weight, square = 0.0, 0.0
+    for t in range(steps, 0, -1):
+        step = schedule.step(t) / 0.5
+        weight += 1.0 / (steps - (first or steps) + 1) if t >= (first or steps) else 0.0
+        square += (step * weight) ** 2
+        weight *= abs(1.0 - step * lambda_)
+    assert found == pytest.approx(math.sqrt(square) * 0.3, rel=0.05 if steps > 4000 else 1e-9)
+
+
+def test_growth_is_at_most_the_radius() -> None:
+    _, _, noise = planned("scs13", radius=0.01)
+    assert noise.score_stddev == 0.01
+    assert noise.expected_norm == pytest.approx(0.01 * math.sqrt(106))
+
+
+def test_plans_say_what_they_do() -> None:
+    texts = {method: " ".join(report.plan_text(planned(method, MNIST)[0]).split()) for method in METHODS}
+    assert "in one batch of each of 10 passes" in texts["scs13"]
+    assert "Poisson batches" in texts["dp-sgd"]
+    assert "momentum 0.9" in texts["dp-sgd"]
+    assert "clipped at norm 0.949" in texts["dp-sgd"]
+    assert "expect little accuracy" in texts["scs13"]
+    assert np.isfinite(planned("dp-sgd", MNIST)[2].score_stddev)

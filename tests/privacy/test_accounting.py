@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The account of subsampled Gaussian noise, against closed forms, quadrature and dp_accounting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.integrate import trapezoid
+from scipy.optimize import brentq
+from scipy.special import ndtr
+from scipy.stats import norm
+
+from pg_dpml.privacy import accounting
+from pg_dpml.privacy.accounting import (
+    Accounted,
+    advanced_multiplier,
+    published_bst14_multiplier,
+    subsampled_gaussian_epsilon,
+    subsampled_gaussian_multiplier,
+)
+from pg_dpml.privacy.mechanisms import gaussian_mu
+from pg_dpml.privacy.relation import Relation
+
+FloatArray = npt.NDArray[np.float64]
+
+GRID_ERROR = 0.005
+"""What privacy/README.md, "Subsampled Gaussian noise", allows the grid to add to epsilon."""
+
+
+def one_step_delta(epsilon: FloatArray, multiplier: float, q: float, *, removed: bool) -> FloatArray:
+    """delta(epsilon) of one step for any real epsilon: P(loss > epsilon) - e^epsilon Q(loss > epsilon)."""
+    a = np.exp(epsilon)
+    if not removed:
+        return 1.0 - a + a * one_step_delta(-epsilon, multiplier, q, removed=True)
+    ratio = 1.0 + (a - 1.0) / q  # of the densities N(1) and N(0), where the loss is epsilon
+    with np.errstate(divide="ignore"):
+        x = 0.5 + multiplier**2 * np.log(np.maximum(ratio, 0.0))
+    base, moved = ndtr(-x / multiplier), ndtr((1.0 - x) / multiplier)
+    return np.asarray((1.0 - q) * base + q * moved - a * base)
+
+
+def two_step_delta(epsilon: FloatArray, multiplier: float, q: float, *, removed: bool) -> FloatArray:
+    """delta(epsilon) of two steps: the mean of the second's at epsilon less the first's loss."""
+    x = np.linspace(-11.0 * multiplier, 11.0 * multiplier + 1.0, 40001)
+    base, moved = norm.pdf(x, 0.0, multiplier), norm.pdf(x, 1.0, multiplier)
+    mixed = (1.0 - q) * base + q * moved
+    own, other = (mixed, base) if removed else (base, mixed)
+    inner = one_step_delta(epsilon - np.log(own / other), multiplier, q, removed=removed)
+    return np.asarray(trapezoid(own * inner, x))
+
+
+def true_epsilon(
+    delta_at: Callable[..., FloatArray], multiplier: float, q: float, delta: float, relation: Relation
+) -> float:
+    def excess(epsilon: float, removed: bool) -> float:
+        if relation is Relation.REPLACE_ONE:
+            half = np.asarray(epsilon / 2.0)
+            return float(delta_at(half, multiplier, q, removed=removed)) * (1.0 + math.exp(half)) - delta
+        return float(delta_at(np.asarray(epsilon), multiplier, q, removed=removed)) - delta
+
+    return max(
+        float(brentq(excess, 0.0, 60.0, args=(removed,), xtol=1e-12)) if excess(0.0, removed) > 0.0 else 0.0
+        for removed in (True, False)
+    )
+
+
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize(("steps", "delta_at"), [(1, one_step_delta), (2, two_step_delta)])
+@pytest.mark.parametrize(("multiplier", "q"), [(0.5, 0.02), (0.7, 0.3), (1.0, 0.9), (2.0, 0.1), (5.0, 0.5)])
+def test_few_steps_agree_with_closed_form_and_quadrature(
+    relation: Relation, steps: int, delta_at: Callable[..., FloatArray], multiplier: float, q: float
+) -> None:
+    delta = 1e-6
+    expected = true_epsilon(delta_at, multiplier, q, delta, relation)
+    found = subsampled_gaussian_epsilon(multiplier, q, steps, delta, relation)
+    exact = accounting._exact_epsilon(multiplier, steps, delta, relation)
+    assert found <= exact
+    assert min(expected, exact) * (1.0 - 1e-6) <= found <= expected * (1.0 + GRID_ERROR)
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-12, 1e-25])
+@pytest.mark.parametrize(("multiplier", "steps"), [(20.0, 100), (1000.0, 10**6), (3.0, 1)])
+def test_convolution_agrees_with_the_exact_composition_of_gaussians(
+    multiplier: float, steps: int, delta: float
+) -> None:
+    """Also at a delta far below the rounding of a Fourier transform."""
+    exact = accounting._exact_epsilon(multiplier, steps, delta, Relation.ADD_REMOVE)
+    grid = accounting._first_interval(multiplier, 1.0) / 4.0
+    found = accounting._pld_epsilon(multiplier, 1.0, steps, delta, Relation.ADD_REMOVE, grid)
+    assert exact <= found <= exact * (1.0 + GRID_ERROR)
+
+
+SETTINGS = [
+    # multiplier, q, steps, delta
+    (2.02, 50 / 498010, 99610, 1e-9),
+    (0.8, 0.01, 1000, 1e-6),
+    (0.6, 0.001, 1000, 1e-8),
+    (10.0, 0.1, 5000, 1e-8),
+    (3.0, 0.9, 100, 1e-5),
+    (1.1, 256 / 60000, 14062, 1e-5),
+]
+
+
+@pytest.mark.parametrize(("multiplier", "q", "steps", "delta"), SETTINGS)
+def test_agrees_with_dp_accounting(multiplier: float, q: float, steps: int, delta: float) -> None:
+    """Between its optimistic and its pessimistic estimate; these deltas bear its plain transform."""
+    library: Any = pytest.importorskip(
+        "dp_accounting.pld.privacy_loss_distribution", reason="dp_accounting is not installed"
+    )
+    found = subsampled_gaussian_epsilon(multiplier, q, steps, delta, Relation.ADD_REMOVE)
+    grid = accounting._first_interval(multiplier, q) / 4.0
+    upper, lower = (
+        library.from_gaussian_mechanism(
+            multiplier, sampling_prob=q, value_discretization_interval=grid, pessimistic_estimate=upper
+        )
+        .self_compose(steps)
+        .get_epsilon_for_delta(delta)
+        for upper in (True, False)
+    )
+    assert lower <= found
+    assert found == pytest.approx(upper, rel=GRID_ERROR)
+
+
+@pytest.mark.parametrize("q", [1e-4, 0.01, 0.5])
+@pytest.mark.parametrize(("multiplier", "steps"), [(1.0, 100), (20.0, 10**4)])
+def test_renyi_agrees_with_dp_accounting(q: float, multiplier: float, steps: int) -> None:
+    library: Any = pytest.importorskip("dp_accounting", reason="dp_accounting is not installed")
+    accountant = library.rdp.RdpAccountant(accounting._RDP_ORDERS)
+    accountant.compose(library.PoissonSampledDpEvent(q, library.GaussianDpEvent(multiplier)), steps)
+    found = accounting._rdp_epsilon(multiplier, q, steps, 1e-6, Relation.ADD_REMOVE)
+    assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-5)
+    assert found >= subsampled_gaussian_epsilon(multiplier, q, steps, 1e-6, Relation.ADD_REMOVE)
+
+
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-12), (0.1, 1e-6), (1.0, 1e-5), (10.0, 1e-9)])
+def test_full_batches_are_the_exact_composition(relation: Relation, epsilon: float, delta: float) -> None:
+    steps = 300
+    found = subsampled_gaussian_multiplier(epsilon, delta, 1.0, steps, relation)
+    change = relation.gradient_change(1.0)
+    assert found.noise_multiplier == pytest.approx(
+        math.sqrt(steps) * change / gaussian_mu(epsilon, delta), rel=1e-8
+    )
+    assert (found.accountant, found.discretization) == ("exact", 0.0)
+    assert epsilon * (1.0 - 1e-6) <= found.epsilon <= epsilon
+
+
+# n = 498,010, b = 50, 10 passes, epsilon = 0.1, delta = 1 / n^2.
+KDD = (0.1, 1.0 / 498010**2, 50 / 498010, 10 * 9961)
+
+
+@pytest.mark.parametrize(
+    ("relation", "published", "advanced", "pld"),
+    [(Relation.ADD_REMOVE, "48.0", "36.5", "2.02"), (Relation.REPLACE_ONE, "96.1", "73.0", "3.84")],
+)
+def test_three_accounts_of_bst14(relation: Relation, published: str, advanced: str, pld: str) -> None:
+    assert f"{published_bst14_multiplier(*KDD, relation):.1f}" == published
+    assert f"{advanced_multiplier(*KDD, relation):.1f}" == advanced
+    assert f"{subsampled_gaussian_multiplier(*KDD, relation).noise_multiplier:.2f}" == pld
+
+
+def test_advanced_multiplier_solves_its_equation() -> None:
+    epsilon, delta, q, steps = 0.7, 1e-6, 0.01, 500
+    stddev = advanced_multiplier(epsilon, delta, q, steps, Relation.ADD_REMOVE)
+    log_delta = math.log((1.0 + q * steps) / delta)
+    eps_1 = 2.0 * q * math.sqrt(2.0 * (log_delta + math.log(1.25))) / stddev
+    total = steps * eps_1 * math.expm1(eps_1) + math.sqrt(2.0 * steps * log_delta) * eps_1
+    assert total == pytest.approx(epsilon, rel=1e-7)
+    # eps_2 is at most 1, whatever epsilon allows
+    capped = advanced_multiplier(100.0, delta, 1e-4, 1, Relation.ADD_REMOVE)
+    assert capped == pytest.approx(math.sqrt(2.0 * math.log(1.25 * (1.0 + 1e-4) / delta)), rel=1e-7)
+
+
+def random_settings(count: int) -> list[tuple[float, float, float, int, Relation]]:
+    """(epsilon, delta, q, steps, relation) of tables of 1,000 to 10 million rows and all batch sizes."""
+    rng = np.random.default_rng(20)
+    found = []
+    for i in range(count):
+        n = int(10 ** rng.uniform(3, 7))
+        b = max(1, int(n ** rng.uniform(0, 1)))
+        passes = int(10 ** rng.uniform(0, 2))
+        epsilon, delta = 10 ** rng.uniform(-2, 1), float(n) ** -rng.uniform(1, 2)
+        found.append((epsilon, delta, b / n, passes * math.ceil(n / b), list(Relation)[i % 2]))
+    return found
+
+
+@pytest.mark.slow
+def test_random_settings_end_on_the_private_side_and_in_time() -> None:
+    for epsilon, delta, q, steps, relation in random_settings(60):
+        begin = time.process_time()
+        found = subsampled_gaussian_multiplier(epsilon, delta, q, steps, relation)
+        seconds = time.process_time() - begin
+        setting = (epsilon, delta, q, steps, relation, found)
+        recomputed = subsampled_gaussian_epsilon(found.noise_multiplier, q, steps, delta, relation)
+        assert recomputed == found.epsilon, setting
+        assert 0.98 * epsilon <= recomputed <= epsilon, setting
+        assert found.accountant != "rdp", setting
+        assert found.warning is None
+        # 2.7 seconds where this was written
+        assert seconds < 5.0, setting
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", Relation)
+def test_monotone_in_every_argument(relation: Relation) -> None:
+    """But for the share that the grid may add."""
+    rng = np.random.default_rng(21)
+    for _ in range(3):
+        n = int(10 ** rng.uniform(3, 5))
+        b = max(10, int(n ** rng.uniform(0.2, 0.9)))
+        epsilon, delta, q, steps = 10 ** rng.uniform(-1.5, 0.7), 1.0 / n**1.5, b / n, 3 * math.ceil(n / b)
+        base = subsampled_gaussian_multiplier(epsilon, delta, q, steps, relation).noise_multiplier
+        for factor in (1.01, 2.0):
+            less = [(epsilon * factor, delta, q, steps), (epsilon, delta * factor, q, steps)]
+            more = [
+                (epsilon, delta, min(1.0, q * factor), steps),
+                (epsilon, delta, q, math.ceil(steps * factor)),
+            ]
+            for setting, sign in itertools.chain(((s, 1.0) for s in less), ((s, -1.0) for s in more)):
+                other = subsampled_gaussian_multiplier(*setting, relation).noise_multiplier
+                assert sign * math.log(base / other) > -GRID_ERROR, (relation, setting)
+
+
+def test_replacing_costs_more_than_removing_and_no_more_than_half_the_epsilon_each() -> None:
+    epsilon, delta, q, steps = 1.0, 1e-6, 0.01, 500
+    removing = subsampled_gaussian_multiplier(epsilon, delta, q, steps, Relation.ADD_REMOVE)
+    replacing = subsampled_gaussian_multiplier(epsilon, delta, q, steps, Relation.REPLACE_ONE)
+    halved = subsampled_gaussian_multiplier(0.5, delta / (1.0 + math.exp(0.5)), q, steps, Relation.ADD_REMOVE)
+    assert replacing.noise_multiplier == pytest.approx(halved.noise_multiplier, rel=GRID_ERROR)
+    assert replacing.noise_multiplier > removing.noise_multiplier
+
+
+def test_so_many_steps_that_renyi_takes_over() -> None:
+    found = subsampled_gaussian_multiplier(1.0, 1e-6, 1e-3, 10**10, Relation.ADD_REMOVE)
+    assert found.accountant == "rdp"
+    assert 0.98 <= found.epsilon <= 1.0
+    assert found.warning is not None
+    assert "batch_size" in found.warning
+    # by the central limit theorem
+    expected = 1e-3 * math.sqrt(10**10 * math.expm1(found.noise_multiplier**-2))
+    assert 0.8 < expected / gaussian_mu(1.0, 1e-6) < 1.0
+
+
+def test_a_grid_that_cannot_fit_leaves_the_exact_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "_MOST_POINTS", 10)
+    found = subsampled_gaussian_epsilon(1.0, 0.999, 10, 1e-6, Relation.ADD_REMOVE)
+    assert found <= accounting._exact_epsilon(1.0, 10, 1e-6, Relation.ADD_REMOVE)
+
+
+def test_almost_no_noise_where_delta_alone_covers_the_batch() -> None:
+    found = subsampled_gaussian_multiplier(1.0, 0.01, 0.001, 1, Relation.ADD_REMOVE)
+    assert found == Accounted(accounting._LEAST_MULTIPLIER, 0.0, "pld", found.discretization)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("epsilon", value) for value in (0.0, -1.0, math.inf, math.nan)),
+        *(("delta", value) for value in (0.0, 1.0, math.nan)),
+        *(("sampling_probability", value) for value in (0.0, 1.1, math.nan)),
+        ("steps", 0),
+    ],
+)
+def test_domains(name: str, value: float) -> None:
+    arguments: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "sampling_probability": 0.1, "steps": 10}
+    arguments[name] = value
+    for function in (subsampled_gaussian_multiplier, advanced_multiplier, published_bst14_multiplier):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            function(**arguments, relation=Relation.ADD_REMOVE)
+    if name == "epsilon":
+        arguments["noise_multiplier"] = value
+        name = "noise_multiplier"
+    else:
+        arguments["noise_multiplier"] = 1.0
+    del arguments["epsilon"]
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        subsampled_gaussian_epsilon(**arguments, relation=Relation.ADD_REMOVE)
