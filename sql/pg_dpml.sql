@@ -84,7 +84,7 @@ COMMENT ON TYPE dpml.epoch IS
 COMMENT ON COLUMN dpml.epoch.weights IS 'weights after the pass: n_features for each class, or once';
 COMMENT ON COLUMN dpml.epoch.average IS 'mean of the weights since the step average_from; null if it is not asked for';
 COMMENT ON COLUMN dpml.epoch.steps IS 'steps of this pass and all before it';
-COMMENT ON COLUMN dpml.epoch.rows IS 'rows of this pass; null where they were drawn before (dpml.sgd_poisson_steps)';
+COMMENT ON COLUMN dpml.epoch.rows IS 'rows of this pass; of Poisson batches the rows that could be drawn';
 COMMENT ON COLUMN dpml.epoch.velocity IS 'velocity after the pass, like weights; null without momentum';
 
 CREATE TYPE dpml.gradient_sums AS (gradient float8[], losses float8[], rows bigint);
@@ -127,9 +127,9 @@ CREATE FUNCTION dpml.sgd_poisson_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_final';
 COMMENT ON FUNCTION dpml.sgd_poisson_final(internal) IS 'end of dpml.sgd_poisson, which takes its steps';
 
-CREATE FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+CREATE FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb) RETURNS internal
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_step';
-COMMENT ON FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+COMMENT ON FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb) IS
 'transition of dpml.sgd_poisson_steps';
 
 CREATE FUNCTION dpml.sgd_poisson_steps_final(internal) RETURNS dpml.epoch
@@ -210,11 +210,11 @@ CREATE AGGREGATE dpml.sgd_poisson(block_no int4, block bytea, start dpml.epoch, 
 COMMENT ON AGGREGATE dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) IS
 'steps of SGD over Poisson batches of the rows of blocks, held in memory (dpml.work_mem); charges nothing, and is not private without noise';
 
-CREATE AGGREGATE dpml.sgd_poisson_steps(step int4, block bytea, start dpml.epoch, options jsonb) (
+CREATE AGGREGATE dpml.sgd_poisson_steps(step int4, block bytea, rows int4, start dpml.epoch, options jsonb) (
 	SFUNC = dpml.sgd_poisson_steps_step, STYPE = internal,
 	FINALFUNC = dpml.sgd_poisson_steps_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
-COMMENT ON AGGREGATE dpml.sgd_poisson_steps(int4, bytea, dpml.epoch, jsonb) IS
+COMMENT ON AGGREGATE dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb) IS
 'steps of SGD over the batches that dpml.poisson_steps drew (write ORDER BY step); charges nothing, and is not private without noise';
 
 CREATE AGGREGATE dpml.loss(x float8[], y float8, weights float8[], options jsonb) (
@@ -281,10 +281,10 @@ CREATE FUNCTION dpml.rows(block bytea) RETURNS SETOF bytea
 COMMENT ON FUNCTION dpml.rows(bytea) IS 'the rows of a block, each as a block of one row';
 
 -- Every call draws from a key of its own, so workers need not agree on anything.
-CREATE FUNCTION dpml.poisson_steps(packed bytea, steps int4, sampling float8) RETURNS TABLE (step int4, block bytea)
+CREATE FUNCTION dpml.poisson_steps(packed bytea, steps int4, sampling float8) RETURNS TABLE (step int4, block bytea, rows int4)
 	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_steps';
 COMMENT ON FUNCTION dpml.poisson_steps(bytea, int4, float8) IS
-'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row (unit)';
+'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row (unit); last an empty block, with how many rows there are';
 
 CREATE FUNCTION dpml.unpack(block bytea) RETURNS TABLE (x float4[], y float4)
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_unpack';
@@ -360,9 +360,8 @@ options, and steps, the steps of this pass; sampling, usually batch_size/n. Two 
 SELECT (r).* FROM (SELECT dpml.sgd_poisson(block_no, block, (SELECT e FROM start),
   ''{"loss": "logistic", "step_size": 0.1, "steps": 100, "sampling": 0.01, "batch_size": 10}'' ORDER BY block_no) AS r
   FROM blocks) s                    holds all rows in memory: dpml.work_mem (1 GB) is the limit
-SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(step, block, (SELECT e FROM start), OPTIONS ORDER BY step) AS r
-  FROM (SELECT p.* FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p
-  UNION ALL SELECT 100, NULL) AS d) s    sorts the drawn rows; 100, NULL: a pass (with features) even if none is drawn'
+SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, (SELECT e FROM start), OPTIONS
+  ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'
 WHEN 'pack' THEN
 'Passes over packed blocks are several times faster than passes over rows.
 dpml.encode(spec, t)             a row as a block of one
@@ -441,7 +440,7 @@ REVOKE ALL ON FUNCTION
 	dpml.sgd_final(internal),
 	dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb),
 	dpml.sgd_poisson_final(internal),
-	dpml.sgd_poisson_steps_step(internal, int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb),
 	dpml.sgd_poisson_steps_final(internal),
 	dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb),
 	dpml.loss_blocks_step(internal, bytea, float8[], jsonb),
@@ -458,7 +457,7 @@ REVOKE ALL ON FUNCTION
 	dpml.sgd_epoch(float8[], float8, float8[], jsonb),
 	dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
 	dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb),
-	dpml.sgd_poisson_steps(int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb),
 	dpml.loss(float8[], float8, float8[], jsonb),
 	dpml.loss(bytea, float8[], jsonb),
 	dpml.gradient(bytea, float8[], jsonb),
@@ -500,7 +499,7 @@ BEGIN
 			dpml.sgd_epoch(float8[], float8, float8[], jsonb),
 			dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
 			dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb),
-			dpml.sgd_poisson_steps(int4, bytea, dpml.epoch, jsonb),
+			dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb),
 			dpml.loss(float8[], float8, float8[], jsonb),
 			dpml.loss(bytea, float8[], jsonb),
 			dpml.gradient(bytea, float8[], jsonb),

@@ -175,7 +175,6 @@ dpml_pass_check_number(const NullableDatum *number, int64 expected)
 /*
  * The result, a dpml.epoch.  pass is NULL, or not started, where nothing said how
  * many features there are: then the weights are NULL and the steps those given.
- * rows < 0 is NULL.
  */
 Datum
 dpml_pass_result(FunctionCallInfo fcinfo, DpmlPass *pass, int64 steps, int64 rows)
@@ -188,7 +187,6 @@ dpml_pass_result(FunctionCallInfo fcinfo, DpmlPass *pass, int64 steps, int64 row
 		elog(ERROR, "the result of an aggregate is not a dpml.epoch");
 	values[STEPS] = Int64GetDatum(steps);
 	values[ROWS] = Int64GetDatum(rows);
-	nulls[ROWS] = rows < 0;
 	if (pass != NULL && pass->started)
 	{
 		DpmlSgd    *sgd = &pass->sgd;

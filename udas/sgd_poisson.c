@@ -43,6 +43,7 @@ typedef struct PoissonStepsState
 {
 	DpmlPass	pass;
 	int64		step;			/* whose batch is open, from 1 */
+	int64		rows;			/* that could be drawn */
 } PoissonStepsState;
 
 DPML_FUNCTION(dpml_sgd_poisson_step);
@@ -218,6 +219,7 @@ typedef struct StepsCall
 	int64		step;			/* last one drawn for the unit */
 	int32		first;			/* rows of the unit: first .. end - 1 */
 	int32		end;
+	bool		counted;		/* the rows of the block were returned */
 	uint32	   *starts;			/* room for views of the block */
 	uint32	   *row_end;
 } StepsCall;
@@ -265,9 +267,26 @@ start_steps(FunctionCallInfo fcinfo)
 	return call;
 }
 
+/* A row of the result: n rows of the block from first on, in a step. */
+static Datum
+step_row(const StepsCall *call, TupleDesc desc, int64 step, int32 first, int32 n, NullableDatum rows)
+{
+	DpmlBlock	part;
+	Datum		values[3] = {0};
+	bool		nulls[3] = {false, false, rows.isnull};
+
+	dpml_block_part(&call->block, first, n, call->starts, call->row_end, &part);
+	values[0] = Int32GetDatum((int32) step);
+	values[1] = PointerGetDatum(dpml_make_block(&part));
+	values[2] = rows.value;
+	return HeapTupleGetDatum(heap_form_tuple(desc, values, nulls));
+}
+
 /*
- * (packed bytea, steps int4, sampling float8) -> table (step int4, block bytea).
- * A key a call: it is never shared, whatever the plan and its workers are.
+ * (packed bytea, steps int4, sampling float8) -> table (step int4, block bytea, rows int4).
+ * The last row of a call is an empty block, with how many rows could be drawn: a
+ * pass has it even if no unit is drawn, and knows that no block is missing.  A key
+ * a call: it is never shared, whatever the plan and its workers are.
  */
 Datum
 dpml_poisson_steps(PG_FUNCTION_ARGS)
@@ -296,20 +315,21 @@ dpml_poisson_steps(PG_FUNCTION_ARGS)
 
 		if (misses < call->steps - call->step)
 		{
-			DpmlBlock	unit;
-			Datum		values[2];
-			bool		nulls[2] = {false, false};
-
 			call->step += misses + 1;
-			dpml_block_part(&call->block, call->first, call->end - call->first, call->starts, call->row_end, &unit);
-			values[0] = Int32GetDatum((int32) call->step);
-			values[1] = PointerGetDatum(dpml_make_block(&unit));
-			SRF_RETURN_NEXT(context, HeapTupleGetDatum(heap_form_tuple(context->tuple_desc, values, nulls)));
+			SRF_RETURN_NEXT(context, step_row(call, context->tuple_desc, call->step, call->first,
+											  call->end - call->first, (NullableDatum) {.isnull = true}));
 		}
 		call->step = 0;
 		call->first = call->end;
 		if (call->first < call->block.n_rows)
 			call->end = unit_end(&call->block, call->first);
+	}
+	if (!call->counted)
+	{
+		NullableDatum rows = {.value = Int32GetDatum(call->block.n_rows)};
+
+		call->counted = true;
+		SRF_RETURN_NEXT(context, step_row(call, context->tuple_desc, call->steps, 0, 0, rows));
 	}
 	SRF_RETURN_DONE(context);
 }
@@ -325,52 +345,37 @@ advance(PoissonStepsState *state, int64 step)
 	}
 }
 
-/* The features of the pass: those of the block, the start, or the option. */
-static int32
-find_features(const DpmlPass *pass, const DpmlPassStart *start, const DpmlBlock *block)
-{
-	int32		n = pass->options.sgd.n_features;
-
-	if (block != NULL)
-		n = block->n_features;
-	else if (start->sgd.weights != NULL)
-		n = (int32) Min(start->n_weights / pass->options.sgd.loss.n_classes, DPML_MAX_FEATURES);
-	if (n < 1)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("\"features\" in options must be given where the first block is null")));
-	return n;
-}
-
 /*
- * (internal, step int4, block bytea, start dpml.epoch, options jsonb), by rising
- * step.  A NULL block adds no row: with one a pass is a pass even if no unit is
- * in any step.
+ * (internal, step int4, block bytea, rows int4, start dpml.epoch, options jsonb),
+ * by rising step.  rows says how many rows could be drawn, NULL being none.
  */
 Datum
 dpml_sgd_poisson_steps_step(PG_FUNCTION_ARGS)
 {
 	bool		first;
-	PoissonStepsState *state = (PoissonStepsState *) dpml_pass_state(fcinfo, "sgd_poisson_steps", 4,
+	PoissonStepsState *state = (PoissonStepsState *) dpml_pass_state(fcinfo, "sgd_poisson_steps", 5,
 																	 DPML_FOR_POISSON_STEPS,
 																	 sizeof(PoissonStepsState), &first);
 	int64		steps = state->pass.options.steps;
 	int64		step = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT32(1);
-	bool		has_block = !PG_ARGISNULL(2);
+	int32		rows = PG_ARGISNULL(3) ? 0 : PG_GETARG_INT32(3);
 	DpmlBlock	block;
 
 	if (step < 1 || step > steps)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("step must be an integer from 1 to \"steps\" in options, " INT64_FORMAT, steps)));
-	if (has_block)
-		dpml_pass_open_block(&block, &state->pass, &fcinfo->args[2], step);
+	if (rows < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("rows must be an integer >= 0, or null")));
+	dpml_pass_open_block(&block, &state->pass, &fcinfo->args[2], step);
 	if (first)
 	{
 		DpmlPassStart start;
 
-		dpml_pass_read_start(&start, &fcinfo->args[3]);
-		dpml_pass_start(&state->pass, &start, find_features(&state->pass, &start, has_block ? &block : NULL));
+		dpml_pass_read_start(&start, &fcinfo->args[4]);
+		dpml_pass_start(&state->pass, &start, block.n_features);
 		state->step = 1;
 	}
 	if (step < state->step)
@@ -379,12 +384,12 @@ dpml_sgd_poisson_steps_step(PG_FUNCTION_ARGS)
 				 errmsg("steps must not go backwards"),
 				 errhint("Write ORDER BY step after the last argument.")));
 	advance(state, step);
-	if (has_block)
-		dpml_sgd_add(&state->pass.sgd, &block, 0, block.n_rows);
+	dpml_sgd_add(&state->pass.sgd, &block, 0, block.n_rows);
+	state->rows += rows;
 	PG_RETURN_POINTER(state);
 }
 
-/* The steps that are left.  How many rows were drawn stays a secret of the coins: rows is NULL. */
+/* The steps that are left.  rows are the rows that could be drawn: how many were stays a secret of the coins. */
 Datum
 dpml_sgd_poisson_steps_final(PG_FUNCTION_ARGS)
 {
@@ -393,5 +398,5 @@ dpml_sgd_poisson_steps_final(PG_FUNCTION_ARGS)
 	(void) dpml_aggregate_context(fcinfo, "sgd_poisson_steps");
 	if (state != NULL)
 		advance(state, state->pass.options.steps + 1);
-	PG_RETURN_DATUM(dpml_pass_result(fcinfo, (DpmlPass *) state, 0, -1));
+	PG_RETURN_DATUM(dpml_pass_result(fcinfo, (DpmlPass *) state, 0, state != NULL ? state->rows : 0));
 }

@@ -80,11 +80,13 @@ class PackedRows:
     ----------
     blocks : sql.Identifier
         Their table.
+    n_blocks : int
     whole : bool
         False for a portion of the table's rows.
     """
 
     blocks: sql.Identifier
+    n_blocks: int
     whole: bool = True
 
 
@@ -435,8 +437,7 @@ def fill(
         "FROM ({encoded} OFFSET 0) AS e WINDOW shuffled AS (ORDER BY {order})) AS p "
         "WHERE p.block IS NOT NULL"
     ).format(blocks=blocks, block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
-    session.execute(statement, parameters)
-    return PackedRows(blocks)
+    return PackedRows(blocks, session.execute(statement, parameters))
 
 
 def shuffled(source: Source) -> Shuffled:
@@ -509,6 +510,6 @@ def whiten(
         "INSERT INTO {blocks} (block_no, block) "
         "SELECT b.block_no, dpml.whiten(b.block, (TABLE {matrix}), %(norm)s) FROM {old} AS b"
     ).format(blocks=blocks, matrix=matrix, old=packed.blocks)
-    session.execute(statement, {"norm": norm})
+    whitened = PackedRows(blocks, session.execute(statement, {"norm": norm}))
     session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
-    return PackedRows(blocks)
+    return whitened

@@ -203,7 +203,7 @@ def test_forged_blocks_are_refused(connection: psycopg.Connection, block: bytes)
     for query in (
         """SELECT dpml.sgd_epoch(0, %b, NULL, '{"loss": "logistic", "step_size": 1}')""",
         f"SELECT dpml.sgd_poisson(0, %b, NULL, '{steps}')",
-        f"SELECT dpml.sgd_poisson_steps(1, %b, NULL, '{steps}')",
+        f"SELECT dpml.sgd_poisson_steps(1, %b, NULL, NULL, '{steps}')",
         "SELECT dpml.poisson_steps(%b, 1, 1)",
         """SELECT dpml.loss(%b, '{1,2}', '{"loss": "logistic"}')""",
         "SELECT dpml.pack(%b)",

@@ -39,11 +39,10 @@ IN_MEMORY = (
     "FROM {blocks}, generate_series(1, {groups}) AS g GROUP BY g"
 )
 SORTED = (
-    "SELECT g, dpml.sgd_poisson_steps(d.step, d.block, NULL, {options} ORDER BY d.step) AS r FROM ("
-    "SELECT g, p.* FROM {blocks} AS b, generate_series(1, {groups}) AS g, "
+    "SELECT g, dpml.sgd_poisson_steps(p.step, p.block, p.rows, NULL, {options} ORDER BY p.step) AS r "
+    "FROM {blocks} AS b, generate_series(1, {groups}) AS g, "
     # 0 * g: a call of its own for every g
-    "dpml.poisson_steps(b.block, {steps} + 0 * g, {sampling}) AS p "
-    "UNION ALL SELECT g, {steps}, NULL FROM generate_series(1, {groups}) AS g) AS d GROUP BY g"
+    "dpml.poisson_steps(b.block, {steps} + 0 * g, {sampling}) AS p GROUP BY g"
 )
 FORMS = pytest.mark.parametrize("form", [IN_MEMORY, SORTED], ids=["in-memory", "sorted"])
 
@@ -91,7 +90,7 @@ def inclusions(
     **options: Any,
 ) -> npt.NDArray[np.int64]:
     """How often each row was in a batch, for each group."""
-    counting = {"loss": "squared", "step_size": TINY, "batch_size": batch_size, "features": N} | options
+    counting = {"loss": "squared", "step_size": TINY, "batch_size": batch_size} | options
     weights = passes(connection, form, groups, counting | {"steps": steps, "sampling": sampling})
     counts = weights * batch_size / TINY
     np.testing.assert_allclose(counts, np.rint(counts), atol=1e-6)
@@ -182,7 +181,6 @@ def test_every_step_has_noise(connection: psycopg.Connection, form: str, samplin
     zeros = replay.pack_dense(np.zeros((20, 8)), np.ones(20))
     load(connection, [zeros])
     options = {"loss": "logistic", "step_size": 0.5, "batch_size": 2, "steps": 25, "sampling": sampling}
-    options["features"] = 8
     weights = passes(connection, form, 500, {**options, "noise": "gaussian", "noise_scale": 3.0})
     # 25 steps of 0.5 / 2 times noise of scale 3
     assert stats.kstest(weights.reshape(-1), "norm", args=(0.0, 5 * 0.25 * 3.0)).pvalue >= SMALLEST_P
@@ -254,7 +252,7 @@ def test_passes_join_by_epoch(connection: psycopg.Connection, shape: str) -> Non
     one = "SELECT dpml.sgd_epoch(block_no, block, NULL, %s::jsonb ORDER BY block_no) FROM blocks"
     two = f"SELECT dpml.sgd_poisson(block_no, block, ({one}), %s::jsonb ORDER BY block_no) FROM blocks"
     three = (
-        f"SELECT dpml.sgd_poisson_steps(p.step, p.block, ({two}), %s::jsonb ORDER BY p.step) AS r "
+        f"SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, ({two}), %s::jsonb ORDER BY p.step) AS r "
         "FROM blocks AS b, dpml.poisson_steps(b.block, 2, 1) AS p"
     )
     weights, mean, steps, rows = epoch(connection, three, as_json(options), poisson, poisson)
@@ -267,7 +265,7 @@ def test_passes_join_by_epoch(connection: psycopg.Connection, shape: str) -> Non
         batch_size=40,
         batches=[range(40)] * 5,
     )
-    assert (steps, rows) == (5, None)
+    assert (steps, rows) == (5, 40)
     close(weights, found[-1].ravel())
     assert mean is not None
     close(mean, oracles.average(found, 3).ravel())
@@ -316,11 +314,12 @@ def test_parameters_of_the_sorted_form(connection: psycopg.Connection) -> None:
             connection.execute("SELECT dpml.poisson_steps(%b, %s, %s)", (block, steps, sampling))
     assert connection.execute("SELECT dpml.poisson_steps(NULL, 5, 0.5)").fetchall() == []
     empty = replay.pack_dense(np.empty((0, 2)), [])
-    assert connection.execute("SELECT dpml.poisson_steps(%b, 5, 1)", (empty,)).fetchall() == []
-    found = connection.execute("SELECT * FROM dpml.poisson_steps(%b, 3, 1)", (block,)).fetchall()
-    assert [(step, bytes(one)) for step, one in found] == [(step, block) for step in (1, 2, 3)]
+    query = "SELECT * FROM dpml.poisson_steps(%b, 3, 1)"
+    assert connection.execute(query, (empty,)).fetchall() == [(3, empty, 0)]
+    found = connection.execute(query, (block,)).fetchall()
+    assert found == [*((step, block, None) for step in (1, 2, 3)), (3, empty, 1)]
 
-    query = "SELECT dpml.sgd_poisson_steps(s, b, NULL, %s::jsonb) FROM (VALUES {}) AS v(s, b)"
+    query = "SELECT dpml.sgd_poisson_steps(s, b, {}, NULL, %s::jsonb) AS r FROM (VALUES {}) AS v(s, b)"
     options = as_json({"loss": "logistic", "step_size": 1, "steps": 5})
     one_row = f"'\\x{block.hex()}'::bytea"
     for rows, message in (
@@ -328,16 +327,16 @@ def test_parameters_of_the_sorted_form(connection: psycopg.Connection) -> None:
         (f"(6, {one_row})", "step must be an integer from 1"),
         (f"(NULL::int, {one_row})", "step must be an integer from 1"),
         (f"(2, {one_row}), (1, {one_row})", "steps must not go backwards"),
-        ("(5, NULL::bytea)", '"features" in options must be given where the first block is null'),
+        ("(5, NULL::bytea)", "block must not be null"),
     ):
         with pytest.raises(psycopg.Error) as caught:
-            connection.execute(query.format(rows).encode(), (options,))
+            connection.execute(query.format("NULL", rows).encode(), (options,))
         assert message in str(caught.value.diag.message_primary)
-    alone = as_json({"loss": "logistic", "step_size": 1, "steps": 5, "features": 2})
-    weights, _, steps, _ = epoch(
-        connection, query.format("(5, NULL::bytea)").replace(") FROM", ") AS r FROM"), alone
-    )
-    assert (weights.tolist(), steps) == ([0.0, 0.0], 5)
+    with pytest.raises(errors.InvalidParameterValue, match="rows must be an integer >= 0, or null"):
+        connection.execute(query.format("-1", f"(1, {one_row})").encode(), (options,))
+    alone = query.format("7", f"(2, '\\x{empty.hex()}'::bytea)")
+    weights, _, steps, n_rows = epoch(connection, alone, options)
+    assert (weights.tolist(), steps, n_rows) == ([0.0, 0.0], 5, 7)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +361,9 @@ def test_bad_options_of_poisson_steps(connection: psycopg.Connection, options: O
     if key == "sampling" and "sampling" not in options:
         return
     with pytest.raises(errors.InvalidParameterValue, match=f'"{key}" in options must be'):
-        connection.execute("SELECT dpml.sgd_poisson_steps(1, block, NULL, %s::jsonb) FROM blocks", (given,))
+        connection.execute(
+            "SELECT dpml.sgd_poisson_steps(1, block, NULL, NULL, %s::jsonb) FROM blocks", (given,)
+        )
 
 
 def test_momentum_needs_its_velocity(connection: psycopg.Connection) -> None:
@@ -404,7 +405,7 @@ def test_work_mem_is_kept(connection: psycopg.Connection) -> None:
     "query",
     [
         "SELECT dpml.sgd_poisson(block_no, block, NULL, %s::jsonb ORDER BY block_no) FROM blocks",
-        "SELECT dpml.sgd_poisson_steps(1, block, NULL, %s::jsonb) FROM blocks",
+        "SELECT dpml.sgd_poisson_steps(1, block, NULL, NULL, %s::jsonb) FROM blocks",
         "SELECT count(*) FROM blocks AS b, dpml.poisson_steps(b.block, 2147483647, 1), (SELECT %s) AS o",
     ],
     ids=["in-memory", "sorted", "drawing"],

@@ -212,7 +212,7 @@ def test_row_arguments(tables: psycopg.Connection) -> None:
         f"dpml.sgd_epoch(x, y, NULL, '{GOOD}')",
         f"dpml.sgd_epoch(block_no, block, NULL, '{GOOD}')",
         f"dpml.sgd_poisson(block_no, block, NULL, '{POISSON}')",
-        f"dpml.sgd_poisson_steps(1, block, NULL, '{POISSON}')",
+        f"dpml.sgd_poisson_steps(1, block, NULL, NULL, '{POISSON}')",
         f"dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}')",
         f"dpml.loss(block, '{{0,0,0,0}}', '{GOOD}')",
         f"dpml.gradient(block, '{{0,0,0,0}}', '{SUMS}')",
@@ -255,7 +255,7 @@ def test_order_dependent_aggregates_stay_serial(tables: psycopg.Connection) -> N
     for call in (
         f"dpml.sgd_epoch(x, y, NULL, '{GOOD}')",
         f"dpml.sgd_poisson(i, NULL, NULL, '{POISSON}')",
-        f"dpml.sgd_poisson_steps(i, NULL, NULL, '{POISSON}')",
+        f"dpml.sgd_poisson_steps(i, NULL, NULL, NULL, '{POISSON}')",
         "dpml.pack(NULL)",
     ):
         plan = scalar(tables, f"EXPLAIN (FORMAT JSON) SELECT {call} FROM many")
@@ -283,7 +283,7 @@ CURATOR_CALLS = [
     f"SELECT dpml.sgd_epoch(x, y, NULL, '{GOOD}') FROM rows",
     f"SELECT dpml.sgd_epoch(block_no, block, NULL, '{GOOD}' ORDER BY block_no) FROM blocks",
     f"SELECT dpml.sgd_poisson(block_no, block, NULL, '{POISSON}' ORDER BY block_no) FROM blocks",
-    f"SELECT dpml.sgd_poisson_steps(1, block, NULL, '{POISSON}') FROM blocks",
+    f"SELECT dpml.sgd_poisson_steps(1, block, NULL, NULL, '{POISSON}') FROM blocks",
     "SELECT dpml.poisson_steps(block, 3, 0.5) FROM blocks",
     f"SELECT dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}') FROM rows",
     f"SELECT dpml.loss(block, '{{0,0,0,0}}', '{GOOD}') FROM blocks",

@@ -156,8 +156,15 @@ class Job:
         self.session.copy_row(table, ["float8[]"], [whitening.reshape(-1)])
         self.packed = whiten(self.session, self.source, self.packed, table, norm)
 
-    def require_all(self, rows: int) -> None:
-        """Refuse a pass that did not see every packed row: as many as the one before, of each unit 1 to m.
+    def require_all(self, rows: int, blocks: int | None = None) -> None:
+        """Refuse a pass that did not see every packed row.
+
+        Parameters
+        ----------
+        rows : int
+            As many as in the pass before, of each unit 1 to m.
+        blocks : int or None
+            As many as were packed; None where the pass did not count them.
 
         Raises
         ------
@@ -166,7 +173,11 @@ class Job:
         """
         problem = self.plan.problem
         most = problem.n_rows * problem.max_rows_per_unit
-        if not problem.n_rows <= rows <= most or self._rows not in (None, rows):
+        if (
+            not problem.n_rows <= rows <= most
+            or self._rows not in (None, rows)
+            or blocks not in (None, self.packed.n_blocks)
+        ):
             raise RunFailedError("a pass did not see every packed row, and no model was stored")
         self._rows = rows
 

@@ -223,7 +223,9 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
     n_rows = job.plan.problem.n_rows
     if n_rows == 0:
         return np.zeros(job.plan.problem.n_weights), sgd.passes
-    state = job.work_table("state", sql.SQL("pass integer NOT NULL, state dpml.epoch NOT NULL"))
+    state = job.work_table(
+        "state", sql.SQL("pass integer NOT NULL, state dpml.epoch NOT NULL, blocks pg_catalog.int8 NOT NULL")
+    )
     options = json_parameter(sgd.options(n_rows))
     parameters = {"options": options, "steps": sgd.steps(n_rows, 1), "sampling": sgd.sampling}
     in_memory = sgd.sampling is not None and _fits_in_memory(job)
@@ -233,43 +235,41 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
         if sgd.fresh_order and done > 1:
             job.packed = repack(job.session, job.source, job.packed)
         statement = _pass_statement(sgd, in_memory=in_memory).format(state=state, blocks=job.packed.blocks)
-        job.session.execute(statement, parameters | {"pass": done})
+        rows, blocks = job.session.fetch_one(statement, parameters | {"pass": done})
+        job.require_all(rows, blocks)
         job.report("pass", done, sgd.passes)
         if job.plan.tolerance is not None:
             loss = _loss(job, state, options, done)
             if previous_loss - loss < job.plan.tolerance * abs(previous_loss):
                 break
             previous_loss = loss
-    weights, average, steps, rows = job.session.fetch_one(
+    weights, average, steps = job.session.fetch_one(
         sql.SQL(
-            "SELECT (state).weights, (state).average, (state).steps, (state).rows FROM {} "
-            "WHERE pass = %(pass)s"
+            "SELECT (state).weights, (state).average, (state).steps FROM {} WHERE pass = %(pass)s"
         ).format(state),
         {"pass": done},
     )
     if steps != sgd.steps(n_rows, done):
         raise RunFailedError("a pass did not see every packed row, and no model was stored")
-    if rows is not None:  # what was drawn beforehand is not counted
-        job.require_all(rows)
     return np.asarray(weights if average is None else average, dtype=np.float64), done
 
 
 def _pass_statement(sgd: Sgd, *, in_memory: bool) -> sql.SQL:
-    """The statement of one pass; it adds a row to the states."""
+    """The statement of one pass; it adds a row to the states, and returns the rows and the blocks it saw."""
     start = "(SELECT s.state FROM {state} AS s WHERE s.pass = %(pass)s - 1)"
     if sgd.sampling is None or in_memory:
         name = "sgd_epoch" if sgd.sampling is None else "sgd_poisson"
         return sql.SQL(
-            f"INSERT INTO {{state}} SELECT %(pass)s, dpml.{name}(b.block_no, b.block, {start}, %(options)s) "
-            "FROM {blocks} AS b"
+            f"INSERT INTO {{state}} SELECT %(pass)s, dpml.{name}(b.block_no, b.block, {start}, %(options)s), "
+            "pg_catalog.count(*) FROM {blocks} AS b RETURNING (state).rows, blocks"
         )
-    # The null block makes it a pass even if no unit is drawn.
+    # Each block has one row that is not drawn, with the number of its rows.
     return sql.SQL(
         "INSERT INTO {state} SELECT %(pass)s, "
-        f"dpml.sgd_poisson_steps(d.step, d.block, {start}, %(options)s) "
-        "FROM (SELECT p.step, p.block "
+        f"dpml.sgd_poisson_steps(d.step, d.block, d.rows, {start}, %(options)s), pg_catalog.count(d.rows) "
+        "FROM (SELECT p.step, p.block, p.rows "
         "FROM {blocks} AS b, dpml.poisson_steps(b.block, %(steps)s::integer, %(sampling)s) AS p "
-        "UNION ALL SELECT %(steps)s::integer, NULL ORDER BY step) AS d"
+        "ORDER BY p.step) AS d RETURNING (state).rows, blocks"
     )
 
 
