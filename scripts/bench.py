@@ -36,6 +36,9 @@ from pg_dpml.database import Database, json_parameter, sql
 from pg_dpml.embedded import EmbeddedServer
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError
 from pg_dpml.methods import bolt_on
+from pg_dpml.methods.job import Job
+from pg_dpml.methods.sgd import Sgd, run_passes
+from pg_dpml.train import start_run
 
 ROWS, QUICK_ROWS = 1_000_000, 5_000
 RUNS, QUICK_RUNS = 9, 3
@@ -54,6 +57,11 @@ GOALS: Mapping[str, float] = {
     "growth-pack-128mb": 1.5,
     "sensitivity-1e8": 1.0,
     "gradient-parallel": 1.2,
+    "scs13-b10": 2.0,
+    "scs13-b50": 1.3,
+    "scs13-b1": 8.0,
+    "scs13-b10-vs-rows": 1.0,
+    "poisson-epoch": 10.0,
     "auto-covertype": 150.0,
 }
 AT_LEAST = ("noiseless-vs-rows",)
@@ -188,12 +196,14 @@ class Bench:
 
     def noiseless_vs_rows(self) -> list[Result]:
         """The curator's aggregate over single rows, over the same pass on blocks."""
-        connection = self._open()
-        decided = pg_dpml.plan(self.dsn, spec(), PrivacySpec(1.0), self._one_row_steps)
+        passes, by_rows = self._passes_against(self._pass_by_rows(self._open(), self._one_row_steps))
+        return [compare("noiseless-vs-rows", passes, by_rows, inverse=True)]
+
+    def _pass_by_rows(self, connection: psycopg.Connection[Any], training: TrainSpec) -> Callable[[], object]:
+        decided = pg_dpml.plan(self.dsn, spec(), PrivacySpec(1.0), training)
         options = json_parameter(decided.work.record(self.n_rows)["options"])
         query = "SELECT dpml.sgd_epoch(x, y, NULL::float8[], %s) FROM source"
-        passes, by_rows = self._passes_against(lambda: connection.execute(query, [options]))
-        return [compare("noiseless-vs-rows", passes, by_rows, inverse=True)]
+        return partial(connection.execute, query, [options])
 
     def noiseless_vs_sklearn(self) -> list[Result]:
         """A pass, over one of scikit-learn on an array in memory, in its order."""
@@ -316,6 +326,44 @@ class Bench:
             session.driver.rollback()
         return [compare("gradient-parallel", passes[1:], counts[1:])]
 
+    def scs13(self, batch_size: int) -> list[Result]:
+        """A pass with noise in every step, over one without."""
+        training = TrainSpec(method="scs13", passes=1, batch_size=batch_size)
+        return [self._noisy_pass(f"scs13-b{batch_size}", training)]
+
+    def scs13_vs_rows(self) -> list[Result]:
+        """The same, over one without noise of the curator's aggregate over single rows."""
+        training = TrainSpec(method="scs13", passes=1, batch_size=10)
+        return [self._noisy_pass("scs13-b10-vs-rows", training, by_rows=True)]
+
+    def poisson_epoch(self) -> list[Result]:
+        """A pass over Poisson batches with noise in every step, over one of plain batches without."""
+        return [self._noisy_pass("poisson-epoch", TrainSpec(method="dp-sgd", passes=1, batch_size=10))]
+
+    def _noisy_pass(self, name: str, training: TrainSpec, *, by_rows: bool = False) -> Result:
+        """Runs of one pass over rows that are packed once; the other side has batches of the same size."""
+        plain = TrainSpec(method="bolt-on", passes=1, batch_size=training.batch_size, schedule="inverse_sqrt")
+        connection = self._open()
+        ours, others = [], []
+        with Database(self.dsn).session("REPEATABLE READ") as session:
+            source = rows.resolve(session, spec())
+            start_run(session, source, self.n_rows)
+            packed = rows.pack(session, source)
+
+            def one_pass(chosen: TrainSpec) -> Callable[[], object]:
+                decided = pg_dpml.plan(self.dsn, spec(), PrivacySpec(1.0), chosen)
+                assert isinstance(decided.work, Sgd)
+                job = Job(session, source, decided, packed, lambda *_: None)
+                return partial(run_passes, job, decided.work)
+
+            noisy = one_pass(training)
+            other = self._pass_by_rows(connection, plain) if by_rows else one_pass(plain)
+            for _ in range(self.runs + 1):
+                ours.append(seconds(noisy))
+                others.append(seconds(other))
+            session.driver.rollback()
+        return compare(name, ours[1:], others[1:])
+
     def auto_covertype(self) -> list[Result]:
         """A model of seven classes by the default method, everything included, over counting its table."""
         data = accuracy.DataSet.from_toml(accuracy.SETS / "covertype.toml")
@@ -372,7 +420,7 @@ def report(results: Sequence[Result], goals: Mapping[str, float], *, as_json: bo
 
 def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GOALS) -> int:
     """Run the command line; 1 if a goal is missed."""
-    groups = {
+    groups: Mapping[str, Callable[[Bench], list[Result]]] = {
         "growth": Bench.growth,  # first, while it has the memory to itself
         "noiseless-vs-count": Bench.noiseless_vs_count,
         "noiseless-vs-rows": Bench.noiseless_vs_rows,
@@ -382,6 +430,11 @@ def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GO
         "end-to-end-vs-export": Bench.end_to_end_vs_export,
         "sensitivity-1e8": Bench.sensitivity_1e8,
         "gradient-parallel": Bench.gradient_parallel,
+        "scs13-b10": partial(Bench.scs13, batch_size=10),
+        "scs13-b50": partial(Bench.scs13, batch_size=50),
+        "scs13-b1": partial(Bench.scs13, batch_size=1),
+        "scs13-b10-vs-rows": Bench.scs13_vs_rows,
+        "poisson-epoch": Bench.poisson_epoch,
         "auto-covertype": Bench.auto_covertype,
     }
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)

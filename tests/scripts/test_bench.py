@@ -36,6 +36,11 @@ def test_results_of_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "bolt-on-overhead",
         "pack-vs-ctas",
         "gradient-parallel",
+        "scs13-b10",
+        "scs13-b50",
+        "scs13-b1",
+        "scs13-b10-vs-rows",
+        "poisson-epoch",
     ]
     assert bench.main(only(*names), EASY) == 0
     lines = json.loads(capsys.readouterr().out)
