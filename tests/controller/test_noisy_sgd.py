@@ -248,6 +248,18 @@ def test_options_of_others_are_refused() -> None:
         TrainSpec(method="bst14", step_size=1.0)
     with pytest.raises(SpecError, match="accountant must be one of pld, advanced"):
         TrainSpec(method="bst14", accountant="moments")
+    for method in METHODS:
+        for average in ("none", "all"):
+            with pytest.raises(SpecError, match=f"tail belongs to average = tail, not to {average}"):
+                planned(method, average=average, tail=0.5)
+        planned(method, average="tail", tail=0.5)
+    planned("dp-sgd", tail=0.5)
+    with pytest.raises(SpecError, match="tail belongs to average = tail, not to none"):
+        planned("bst14", tail=0.5)
+    for method, schedule in (("scs13", None), ("scs13", "strongly_convex"), ("dp-sgd", "strongly_convex")):
+        with pytest.raises(SpecError, match="step_size belongs to schedule constant or inverse_sqrt"):
+            planned(method, step_size=1.0, lambda_=0.1, schedule=schedule)
+    planned("dp-sgd", step_size=1.0, lambda_=0.1)
 
 
 @pytest.mark.parametrize(("n", "q"), [(1000, 0.05), (20, 0.5), (10**6, 1e-6), (50, 1.0)])

@@ -107,12 +107,29 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
             f"schedule of {spec.method} must be constant, inverse_sqrt or strongly_convex, not "
             f"{spec.schedule}: the others are for steps that are capped"
         )
+    _refuse_unused(spec)
     clipped = _clipped(problem, spec)
     if spec.method == "scs13":
         return _plan_scs13(problem, privacy, spec, clipped)
     if spec.method == "bst14":
         return _plan_bst14(problem, privacy, spec, clipped)
     return _plan_dp_sgd(problem, privacy, spec, clipped)
+
+
+def _refuse_unused(spec: TrainSpec) -> None:
+    """Refuse what the schedule or the average does not use: it would change nothing."""
+    average = spec.average or ("tail" if spec.method == "dp-sgd" else "none")
+    if spec.tail is not None and average != "tail":
+        raise SpecError(
+            f"tail belongs to average = tail, not to {average}: leave tail out, or give average = tail"
+        )
+    strongly_convex = spec.method == "scs13" and (spec.lambda_ or 0.0) > 0.0
+    schedule = spec.schedule or ("strongly_convex" if strongly_convex else None)
+    if spec.step_size is not None and schedule == "strongly_convex":
+        raise SpecError(
+            "step_size belongs to schedule constant or inverse_sqrt: steps of strongly_convex are "
+            "1/(lambda t); leave step_size out, or give schedule"
+        )
 
 
 def _plan_scs13(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped) -> Plan:
