@@ -72,10 +72,13 @@ def close(found: FloatArray | None, wanted: npt.ArrayLike) -> None:
 
 def row_slopes(loss: Loss, w: FloatArray, x: FloatArray, y: float) -> tuple[float, FloatArray]:
     """A row's loss and its derivatives in the scores, shape (K,)."""
-    scores = w @ x
+    return scores_slopes(loss, w @ x, y)
+
+
+def scores_slopes(loss: Loss, scores: FloatArray, y: float) -> tuple[float, FloatArray]:
     if loss.kind == "softmax":
         return oracles.softmax(scores, int(y))
-    labels = [1.0 if k == y else -1.0 for k in range(K)] if loss.n_classes > 1 else [y]
+    labels = [1.0 if k == y else -1.0 for k in range(loss.n_classes)] if loss.n_classes > 1 else [y]
     each = [
         oracles.loss(loss.kind, float(u), label, clip=loss.clip, h=loss.huber_h)
         for u, label in zip(scores, labels, strict=True)
@@ -139,6 +142,76 @@ def test_parts_are_computed_alone(name: str, form: str) -> None:
     assert only_gradient.losses is None
     assert only_losses.gradient is None
     assert only_losses.rows == N
+
+
+@pytest.mark.parametrize("d", [1, 3, 4, 5, 6, 7, 8, 9, 55])
+@pytest.mark.parametrize("classes", [2, 3, 4, 7])
+@pytest.mark.parametrize("kind", ["softmax", "logistic"])
+def test_columns_of_zeros_between_others(kind: str, classes: int, d: int) -> None:
+    """Rows of several classes are read in groups, without the columns that are 0 in the whole group."""
+    loss = Loss(kind, n_classes=classes)
+    draw = np.random.default_rng(d)
+    for n in (1, 3, 4, 21):
+        x = np.zeros((n, d))
+        x[:, -1] = 0.5
+        x[np.arange(n), draw.integers(0, d, n)] = 0.5
+        x[::5] = draw.normal(size=(len(x[::5]), d)) / (4 * d)
+        x = x.astype(np.float32).astype(np.float64)
+        y = draw.integers(0, classes, n).astype(np.float64)
+        w = draw.normal(size=(2, classes, d)) * 3.0
+        found = replay.gradient(pack("dense", x, y), w, loss, models=2, gradient_clip=0.7)
+        each, losses = [], []
+        for row, label in zip(x, y, strict=True):
+            value, slopes = scores_slopes(loss, w[0] @ row, int(label))
+            each.append(np.outer(shorten(slopes, 0.7), row))
+            losses.append(value)
+        close(found.gradient, np.sum(each, axis=0))
+        assert found.losses is not None
+        assert found.losses[0] == pytest.approx(sum(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_a_row_of_several_classes_counts_the_same_wherever_it_lies(classes: int) -> None:
+    """Bit for bit, whatever rows and blocks are beside it; a column of its own shows what it adds."""
+    loss = Loss("softmax", n_classes=classes)
+    draw = np.random.default_rng(9)
+    n, d = 23, 29
+    x = draw.normal(size=(n, d)) * (draw.random((n, d)) < 0.1) * 0.1
+    x = np.hstack([x, 0.5 * np.eye(n)]).astype(np.float32).astype(np.float64)
+    y = draw.integers(0, classes, n).astype(np.float64)
+    w = draw.normal(size=(classes, d + n)) * 5.0
+
+    def shares(order: npt.NDArray[np.int64], rows_per_block: int) -> FloatArray:
+        blocks = pack("dense", x[order], y[order], rows_per_block=rows_per_block)
+        found = replay.gradient(blocks, w, loss, gradient_clip=0.8).gradient
+        assert found is not None
+        return found.reshape(classes, d + n)[:, d:]
+
+    first = shares(np.arange(n), 1)
+    for rows_per_block in (2, 4, 5, 39):
+        np.testing.assert_array_equal(shares(draw.permutation(n), rows_per_block), first)
+
+
+@pytest.mark.parametrize("clip", [math.inf, 1.0, 1e-3, 1e-200])
+def test_softmax_of_any_scores(clip: float) -> None:
+    """Four rows at a time, against numpy with longer numbers."""
+    draw = np.random.default_rng(10)
+    scores = draw.normal(size=(400, 3)) * np.repeat([0.1, 1.0, 30.0, 500.0], 100)[:, np.newaxis]
+    scores[:3] = [[0.0, 0.0, 0.0], [720.0, 0.0, -720.0], [1e300, -1e300, 0.0]]
+    x, y = 0.5 * np.eye(4), np.array([0.0, 1.0, 2.0, 0.0])
+    for four in scores.reshape(100, 4, 3):
+        found = replay.gradient(
+            pack("dense", x, y), 2.0 * four.T, Loss("softmax", n_classes=3), gradient_clip=clip
+        ).gradient
+        assert found is not None
+        slopes = 2.0 * found.reshape(3, 4).T
+        powers = np.exp(four.astype(np.longdouble) - four.max(axis=1, keepdims=True))
+        exact = powers / powers.sum(axis=1, keepdims=True)
+        exact[np.arange(4), y.astype(int)] -= 1
+        norm = np.sqrt(np.sum(exact**2, axis=1, keepdims=True))
+        factor = np.minimum(clip / np.maximum(norm, 1e-300), 1.0)
+        # 1 - p has an error of an ulp of 1, which a clip can enlarge
+        assert np.all(np.abs(slopes - exact * factor) <= 4e-16 * factor + 1e-15 * np.minimum(norm, clip))
 
 
 @pytest.mark.parametrize("form", ["dense", "csr"])

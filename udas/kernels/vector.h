@@ -18,6 +18,9 @@
 /* Four lanes, loadable from any address that suits the element type. */
 typedef double DpmlLanes __attribute__((vector_size(32), aligned(8), may_alias));
 
+/* Their bits. */
+typedef int64_t DpmlLaneBits __attribute__((vector_size(32), aligned(8), may_alias));
+
 /* Rows that the grouped loops below take at most. */
 #define DPML_GROUP 4
 
@@ -31,6 +34,15 @@ dpml_lanes_sum(const DpmlLanes *low, const DpmlLanes *high)
 	DpmlLanes	four = *low + *high;
 
 	return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+/* Each lane of larger, if it is, into a. */
+DPML_INLINE void
+dpml_lanes_raise(DpmlLanes *a, const DpmlLanes *larger)
+{
+	DpmlLaneBits taken = (DpmlLaneBits) (*larger > *a);
+
+	*a = (DpmlLanes) (((DpmlLaneBits) *larger & taken) | ((DpmlLaneBits) *a & ~taken));
 }
 
 DPML_INLINE double
@@ -164,6 +176,38 @@ dpml_axpy_sparse(int64_t n, double a, const uint32_t *columns, const float *x, d
 {
 	for (int64_t i = 0; i < n; i++)
 		out[columns[i]] += a * x[i];
+}
+
+/*
+ * exp of four numbers that are at most 709: 2^k exp(r), |r| <= ln(2) / 2, with
+ * exp(r) summed to its term of degree 13, so within 2 ulp; what would be below
+ * the normal numbers is 0.
+ */
+DPML_INLINE void
+dpml_exp_lanes(DpmlLanes *x)
+{
+	const double round = 0x1.8p52;	/* adding it leaves a whole number in the low bits */
+	DpmlLanes	shifted = *x * 0x1.71547652b82fep0 + round; /* 1 / ln 2 */
+	DpmlLanes	k = shifted - round;
+	DpmlLanes	r = (*x - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;	/* ln 2, of which the first is short */
+	DpmlLanes	square = r * r;
+	DpmlLanes	even = square * (1.0 / 479001600.0) + 1.0 / 3628800.0;
+	DpmlLanes	odd = square * (1.0 / 6227020800.0) + 1.0 / 39916800.0;
+	DpmlLaneBits power = ((DpmlLaneBits) shifted + 1023) << 52;
+	DpmlLaneBits kept = ~(DpmlLaneBits) (*x < -708.0);
+
+	even = even * square + 1.0 / 40320.0;
+	odd = odd * square + 1.0 / 362880.0;
+	even = even * square + 1.0 / 720.0;
+	odd = odd * square + 1.0 / 5040.0;
+	even = even * square + 1.0 / 24.0;
+	odd = odd * square + 1.0 / 120.0;
+	even = even * square + 0.5;
+	odd = odd * square + 1.0 / 6.0;
+	even = even * square + 1.0;
+	odd = odd * square + 1.0;
+	even = (even + r * odd) * (DpmlLanes) power;
+	*x = (DpmlLanes) ((DpmlLaneBits) even & kept);
 }
 
 #endif

@@ -186,7 +186,8 @@ class Job:
         if self._weights is None:
             self._weights = self.work_table("weights", sql.SQL("weights pg_catalog.float8[] NOT NULL"))
         else:
-            self.session.execute(sql.SQL("TRUNCATE {}").format(self._weights))
+            # not TRUNCATE, which searches all shared buffers at once
+            self.session.execute(sql.SQL("DELETE FROM {}").format(self._weights))
         self.session.copy_row(self._weights, ["float8[]"], [weights])
         return self._weights
 
