@@ -101,10 +101,12 @@ def test_the_recipe_on_adult() -> None:
     mu = mechanisms.gaussian_mu(0.1, 1 / n**2)
     stddev = math.sqrt(2) / (n * math.sqrt(0.1) * mu)
     assert work.steps == 10
+    assert work.momentum == 0.5
     assert parts(descend(privacy=PrivacySpec(1.0)))[0].steps == math.ceil(
         n * mechanisms.gaussian_mu(1.0, 1 / n**2) / 200
     )
-    assert parts(descend(privacy=PrivacySpec(8.0)))[0].steps == 60
+    most = parts(descend(privacy=PrivacySpec(8.0)))[0]
+    assert (most.steps, most.momentum) == (60, 0.5)
     assert work.whitening is not None
     assert work.whitening.ridge == pytest.approx(0.5 * stddev * math.sqrt(2 * d), rel=1e-4)
     assert work.tau == pytest.approx(min(n * math.sqrt(0.9) * mu, 3 * 10 / (0.25 * 1.5 / d)))
@@ -113,6 +115,20 @@ def test_the_recipe_on_adult() -> None:
     assert work.step_size(0.01) == pytest.approx(0.5 * min(work.tau, 3 * 10 / (0.25 * 0.015)) / 10)
     assert work.average_from == 8
     assert work.passes == 12
+
+
+def test_many_rows_take_fewer_steps_of_more_momentum() -> None:
+    def steps(n_rows: int, epsilon: float, passes: int | None = None) -> tuple[int, float]:
+        problem = dataclasses.replace(COVERTYPE, n_rows=n_rows)
+        work = parts(descend(problem, PrivacySpec(epsilon, 1e-11), passes=passes))[0]
+        longest = (1 + work.momentum) / (1 - work.momentum) * work.steps * problem.n_features / 0.75
+        assert work.tau <= longest * (1 + 1e-9)
+        return work.steps, work.momentum
+
+    assert steps(199_999, 1.0) == (60, 0.5)
+    assert steps(200_000, 1.0) == (20, 0.75)
+    assert steps(200_000, 0.01) == (10, 0.5)
+    assert steps(200_000, 1.0, passes=60) == (60, 0.5)
 
 
 def test_the_recipe_without_whitening() -> None:

@@ -47,14 +47,15 @@ RIDGE = 0.5
 TAIL = 0.25
 STEPS = 60
 MOMENTUM = 0.9
-LONGEST = 19.0
-"""tau Ls/T at which a step of momentum 0.9 is 1.9/Ls, half of what diverges."""
 
 WHITENED_STEPS = (10, 60)
 WHITENED_STEP_BUDGET = 200.0
 """n mu that is worth one more step."""
 WHITENED_MOMENTUM = 0.5
-WHITENED_LONGEST = 3.0
+MANY_ROWS = 200_000
+"""From here on a pass takes so long that fewer steps, of more momentum, are the better bargain."""
+MANY_ROWS_STEPS = 20
+MANY_ROWS_MOMENTUM = 0.75
 SPREAD = 1.5
 """The largest eigenvalue of normalised whitened rows, over its estimate."""
 
@@ -149,7 +150,7 @@ class Descent:
         """
         tau = self.tau
         if self.whitening is not None:
-            tau = min(tau, _longest(self.steps, self.smoothness, largest))
+            tau = min(tau, _longest(self.steps, self.momentum, _whitened_curvature(self.smoothness, largest)))
         return (1.0 - self.momentum) * tau / self.steps
 
     def record(self, n_rows: int) -> dict[str, Any]:
@@ -191,9 +192,14 @@ class Descent:
         )
 
 
-def _longest(steps: int, smoothness: float, largest: float) -> float:
-    """Tau of whitened steps that are as long as the curvature allows."""
-    return WHITENED_LONGEST * steps / (smoothness * min(1.0, SPREAD * largest))
+def _longest(steps: int, momentum: float, curvature: float) -> float:
+    """Tau of steps of eta = (1 + momentum)/curvature, half of what diverges (Polyak 1964)."""
+    return steps * (1.0 + momentum) / ((1.0 - momentum) * curvature)
+
+
+def _whitened_curvature(smoothness: float, largest: float) -> float:
+    """Of the mean loss of whitened rows, at most, where the mean of x x' has that largest eigenvalue."""
+    return smoothness * min(1.0, SPREAD * largest)
 
 
 def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
@@ -256,7 +262,7 @@ def _plan_plain(
         tau = spec.step_size * steps / (1.0 - momentum)
     else:
         tau = 2.0 * budget if problem.task == "binary" else _noise_length(problem, budget)
-        tau = min(tau, LONGEST * steps / smoothness)
+        tau = min(tau, _longest(steps, momentum, smoothness))
     descent = Descent(
         loss=loss,
         lambda_=lambda_,
@@ -289,6 +295,9 @@ def _plan_whitened(
     mu = composed.run_mu(privacy.epsilon, delta, most_steps * problem.n_weights + composed.triangle_size(d))
     fewest, most = WHITENED_STEPS
     steps = spec.passes or min(max(math.ceil(n_rows * mu / (m * WHITENED_STEP_BUDGET)), fewest), most)
+    momentum = WHITENED_MOMENTUM
+    if spec.passes is None and n_rows >= MANY_ROWS and steps > MANY_ROWS_STEPS:
+        steps, momentum = MANY_ROWS_STEPS, MANY_ROWS_MOMENTUM
     moments = composed.calibrate_moments(
         relation=privacy.relation,
         max_rows_per_unit=m,
@@ -316,14 +325,15 @@ def _plan_whitened(
         condition=condition,
     )
     budget = n_rows * gradient_mu / privacy.relation.gradient_change(bound)
-    tau = min(_noise_length(problem, budget), _longest(steps, m * loss.smoothness, 1.0 / d))
+    curvature = _whitened_curvature(m * loss.smoothness, 1.0 / d)
+    tau = min(_noise_length(problem, budget), _longest(steps, momentum, curvature))
     descent = Descent(
         loss=loss,
         lambda_=0.0,
         gradient_clip=gradient_clip,
         unit_clip=math.inf,
         steps=steps,
-        momentum=WHITENED_MOMENTUM,
+        momentum=momentum,
         tau=tau,
         average_from=average_start("tail", TAIL, steps),
         max_rows_per_unit=m,
