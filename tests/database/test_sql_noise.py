@@ -190,6 +190,18 @@ def test_every_step_has_noise(connection: psycopg.Connection, form: str, samplin
 
 
 @FORMS
+@pytest.mark.statistical
+def test_coins_and_noise_have_different_keys(connection: psycopg.Connection, form: str) -> None:
+    """With one key the first word would decide both whether the row is drawn and the sign of the noise."""
+    load(connection, [replay.pack_dense([[0.0, 1.0]], [1.0])])
+    options = {"loss": "squared", "step_size": 1, "steps": 1, "sampling": 0.5}
+    weights = passes(connection, form, 400, {**options, "noise": "gaussian", "noise_scale": 0.01})
+    drawn, negative = weights[:, 1] > 0.5, weights[:, 0] > 0.0
+    for events in (drawn, negative, drawn == negative):
+        assert stats.binomtest(int(np.sum(events)), 400).pvalue >= SMALLEST_P / 10.0
+
+
+@FORMS
 def test_all_rows_in_every_step(connection: psycopg.Connection, form: str) -> None:
     """With sampling 1 nothing is random: gradient descent, the oracle's."""
     x, y = make_rows(53, 6, "softmax")

@@ -293,7 +293,7 @@ MUTANTS = [
         "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",
     ),
     Mutant(
-        "noise-of-a-step-halved",
+        "noise-of-a-full-batch-halved",
         COMPOSED,
         "return mechanisms.release(gradient, noise, source or Noise())",
         "return (gradient + mechanisms.release(gradient, noise, source or Noise())) / 2.0",
@@ -454,6 +454,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     builder.write_text(text.replace('"-O3"', '"-O0"'), encoding="utf-8")
     build(copy)
     return copy
+
+
+def test_every_mutant_has_a_name_of_its_own() -> None:
+    """It is the name of its folder."""
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.slow
