@@ -179,6 +179,57 @@ def test_gaussian_tail() -> None:
         assert stats.binomtest(found, sample.size, 2 * stats.norm.sf(bound)).pvalue >= SMALLEST_P
 
 
+POSITIVE, NEGATIVE = 2**63 - 2**8, 2**63
+"""Words of the lowest strip, as far out as it goes: what follows is drawn from the tail."""
+
+
+def tail(n: int, zeros: int, kept_zeros: int) -> npt.NDArray[np.float64]:
+    """Numbers beyond the last edge, of alternate signs.
+
+    Each begins with a try at which the two words of its exponentials have so many leading zeros: an
+    exponential from such a word lies beyond so many times ln 2.
+    """
+    rng = ffi.new("DpmlRng *")
+    lib.dpml_rng_start(rng, KEY)
+    words, out = rng.words, np.empty(n)
+    first = ffi.cast("double *", out.ctypes.data)
+    for i in range(n):
+        if rng.used > 61:
+            rng.used = 64
+            lib.dpml_rng_word(rng)
+        at = rng.used
+        words[at] = NEGATIVE if i % 2 else POSITIVE
+        words[at + 1] >>= zeros
+        words[at + 2] >>= kept_zeros
+        lib.dpml_noise_gaussian(rng, 1, 1.0, first + i)
+    return out
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("zeros", "least"), [(0, 3.65), (10, 5.55), (20, 7.44), (30, 9.34)])
+def test_gaussian_beyond_the_last_edge(zeros: int, least: float) -> None:
+    """500,000 numbers of the tail alone; by their first words also those of up to 9.4 standard deviations.
+
+    An exponential has no memory: beyond `edge` the law is the tail's, whichever try is kept.
+    """
+    n, r, log_sf = 500_000, float(ziggurat()[1]), stats.norm.logsf
+    farther = zeros * math.log(2.0) / r
+    edge = r + farther
+    assert edge > least
+    kept_zeros = math.floor(0.5 * farther**2 / math.log(2.0))
+    found = tail(n, zeros, kept_zeros)
+    np.testing.assert_array_equal(found > 0.0, np.arange(n) % 2 == 0)
+    # Of first tries at r + y, 2^kept_zeros exp(-y^2/2) are kept; the others are followed by ordinary ones.
+    log_mass = 0.5 * r * r + math.log(r * math.sqrt(2.0 * math.pi)) + log_sf(edge)
+    kept = 2.0 ** (zeros + kept_zeros) * math.exp(log_mass)
+    kept += (1.0 - kept) * math.exp(log_sf(edge) - log_sf(r))
+    beyond = np.abs(found)[np.abs(found) > edge]
+    assert stats.binomtest(beyond.size, n, min(kept, 1.0)).pvalue >= SMALLEST_P
+    share = np.exp(log_sf(beyond) - log_sf(edge))
+    assert ks(share, "uniform") >= SMALLEST_P
+    assert stats.chisquare(np.histogram(share, 50, (0.0, 1.0))[0]).pvalue >= SMALLEST_P
+
+
 @pytest.mark.statistical
 def test_consecutive_numbers_are_independent() -> None:
     sample = Noise(KEY).gaussian(1_000_000, 1.0)

@@ -51,6 +51,7 @@ TEST_STEP_NOISE = "tests/kernels/test_step_noise.py"
 STEP_NOISE = "controller/pg_dpml/privacy/step_noise.py"
 TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
 TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
+TEST_NOISE = "tests/kernels/test_noise.py"
 
 MUTANTS = [
     Mutant(
@@ -199,6 +200,27 @@ MUTANTS = [
         "dpml_noise_gaussian(state->rng, n, options->noise_scale, state->noise);",
         "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0, state->noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step",
+    ),
+    Mutant(
+        "tail-cut-off-near-5",
+        "udas/kernels/noise.c",
+        "return r + beyond;",
+        "return r + (beyond < 1.2 ? beyond : 1.2);",
+        f"{TEST_NOISE}::test_gaussian_beyond_the_last_edge[0-3.65]",
+    ),
+    Mutant(
+        "tail-cut-off-near-9",
+        "udas/kernels/noise.c",
+        "return r + beyond;",
+        "return r + (beyond < 5.5 ? beyond : 5.5);",
+        f"{TEST_NOISE}::test_gaussian_beyond_the_last_edge[30-9.34]",
+    ),
+    Mutant(
+        "tail-of-an-exponential",
+        "udas/kernels/noise.c",
+        "while (2.0 * exponential(rng) <= beyond * beyond);",
+        "while (2.0 * exponential(rng) <= 0.5 * beyond * beyond);",
+        f"{TEST_NOISE}::test_gaussian_beyond_the_last_edge[0-3.65]",
     ),
     Mutant(
         "realised-batch-size-in-the-sum",
