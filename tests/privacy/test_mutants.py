@@ -202,6 +202,27 @@ MUTANTS = [
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step",
     ),
     Mutant(
+        "noise-of-a-poisson-step-halved",
+        "udas/kernels/sgd.c",
+        "dpml_noise_gaussian(state->rng, n, options->noise_scale, state->noise);",
+        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0, state->noise);",
+        f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[dp-sgd-4-2-2-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "noise-of-a-poisson-step-less-by-a-third",
+        "udas/kernels/sgd.c",
+        "dpml_noise_gaussian(state->rng, n, options->noise_scale, state->noise);",
+        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 1.5, state->noise);",
+        f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[bst14-5-4-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "a-replaced-unit-accounted-for-as-a-removed-one",
+        STEP_NOISE,
+        "accounting.subsampled_gaussian_multiplier(epsilon, delta, sampling, steps, relation)",
+        "accounting.subsampled_gaussian_multiplier(epsilon, delta, sampling, steps, Relation.ADD_REMOVE)",
+        f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[dp-sgd-5-4-1-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
         "tail-cut-off-near-5",
         "udas/kernels/noise.c",
         "return r + beyond;",

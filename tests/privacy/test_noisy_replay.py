@@ -31,7 +31,6 @@ from pg_dpml.spec import PrivacySpec, TrainSpec
 METHODS = ("scs13", "bst14", "dp-sgd")
 PAIRS = 50
 RUNS = 20_000
-CONFIDENCE = 0.999
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 UNITS = 40
 FEATURES = 3
@@ -226,10 +225,10 @@ def test_every_step_of_a_run_has_noise(momentum: float) -> None:
     assert len(np.unique(np.round(fresh / np.abs(fresh).max(), 9), axis=0)) == 40
 
 
-def bounds(hits: int, runs: int) -> tuple[float, float]:
-    """Clopper-Pearson bounds, each of which fails with probability 1 - CONFIDENCE."""
-    low = 0.0 if hits == 0 else float(stats.beta.ppf(1.0 - CONFIDENCE, hits, runs - hits + 1))
-    high = 1.0 if hits == runs else float(stats.beta.ppf(CONFIDENCE, hits + 1, runs - hits))
+def bounds(hits: int, runs: int, failure: float = 1e-3) -> tuple[float, float]:
+    """Clopper-Pearson bounds, each of which fails with a given probability."""
+    low = 0.0 if hits == 0 else float(stats.beta.ppf(failure, hits, runs - hits + 1))
+    high = 1.0 if hits == runs else float(stats.beta.isf(failure, hits + 1, runs - hits))
     return low, high
 
 
@@ -289,16 +288,19 @@ def shuffled(passes: int) -> Callable[[Sgd, list[bytes], int], FloatArray]:
     return run
 
 
-def poisson(sgd: Sgd, blocks: list[bytes], key: int) -> FloatArray:
-    return replay.sgd_poisson(
-        blocks,
-        n_features=1,
-        n_steps=sgd.steps(20, sgd.passes),
-        sampling=sgd.sampling or 1.0,
-        coin_key=(key + 2**200).to_bytes(32, "little"),
-        **kernel_options(sgd),
-        **noise_options(sgd, key),
-    ).weights
+def poisson(n_units: int) -> Callable[[Sgd, list[bytes], int], FloatArray]:
+    def run(sgd: Sgd, blocks: list[bytes], key: int) -> FloatArray:
+        return replay.sgd_poisson(
+            blocks,
+            n_features=1,
+            n_steps=sgd.steps(n_units, sgd.passes),
+            sampling=sgd.sampling or 1.0,
+            coin_key=(key + 2**200).to_bytes(32, "little"),
+            **kernel_options(sgd),
+            **noise_options(sgd, key),
+        ).weights
+
+    return run
 
 
 @pytest.mark.statistical
@@ -307,7 +309,7 @@ def poisson(sgd: Sgd, blocks: list[bytes], key: int) -> FloatArray:
 def test_an_attack_on_one_gaussian_step(epsilon: float, relation: Relation) -> None:
     """It finds more than half of the claim, so that it would find too little noise."""
     privacy = PrivacySpec(epsilon, 1e-3, relation)
-    for method, run in (("scs13", shuffled(1)), ("dp-sgd", poisson)):
+    for method, run in (("scs13", shuffled(1)), ("dp-sgd", poisson(20))):
         shown, noise = attack(method, privacy, run, batch_size=20, passes=1)
         assert noise.steps == 1
         assert 0.5 * epsilon < shown <= epsilon
@@ -337,9 +339,53 @@ def test_an_attack_on_pure_privacy() -> None:
     assert 0.3 < shown <= 1.0
 
 
+def shown_delta(found: FloatArray, other: FloatArray, thresholds: FloatArray, epsilon: float) -> float:
+    """Largest delta that two tables' numbers show: P(beyond t) - e^epsilon Q(beyond t), both ways round.
+
+    The thresholds do not depend on the numbers. Each of the four bounds at one fails with probability 1e-9.
+    """
+    shown = -math.inf
+    for one, two in ((found, other), (-other, -found)):
+        for threshold in thresholds if one is found else -thresholds:
+            right, _ = bounds(int(np.sum(one > threshold)), len(one), 1e-9)
+            _, wrong = bounds(int(np.sum(two > threshold)), len(two), 1e-9)
+            shown = max(shown, right - math.exp(epsilon) * wrong)
+    return shown
+
+
 @pytest.mark.statistical
-@pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
-def test_an_attack_on_poisson_batches(method: str) -> None:
-    shown, noise = attack(method, PrivacySpec(2.0, 1e-3), poisson, batch_size=10, passes=2)
-    assert noise.steps == 4
-    assert 0.3 < shown <= 2.0
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize(
+    ("method", "n", "batch_size", "passes"), [("dp-sgd", 5, 4, 1), ("bst14", 5, 4, 1), ("dp-sgd", 4, 2, 2)]
+)
+def test_an_attack_on_poisson_batches(
+    method: str, n: int, batch_size: int, passes: int, relation: Relation
+) -> None:
+    """One unit among zero rows: the sum of all noisy sums shows it best. Noise / 1.5 would fail.
+
+    What the account covers is all sums, so that steps of one length and no ball may be taken.
+    """
+    epsilon, delta = 1.0, 0.1
+    sgd, noise = planned(
+        method,
+        problem_of("regression", n, 1, 1),
+        PrivacySpec(epsilon, delta, relation),
+        batch_size=batch_size,
+        passes=passes,
+        average="none",
+    )
+    assert (noise.sampling, noise.steps) == (batch_size / n, 2 * passes)
+    assert (noise.accountant, sgd.noise_scale) == ("pld", noise.scale)
+    sgd = replace(sgd, schedule=Schedule("constant", 1.0), momentum=0.0, radius=math.inf)
+    table = Table(np.zeros((n, 1)), np.zeros(n)).change(0, LONGEST_ROW, 1e6)
+    lowest = -noise.steps if relation is Relation.REPLACE_ONE else 0
+    neighbour = table.change(0, LONGEST_ROW if lowest else 0.0, -1e6)
+    bound = noise.scale / noise.noise_multiplier
+    run = poisson(n)
+    found = [
+        np.array([run(sgd, pack(one), first + key)[0] for key in range(RUNS)]) * batch_size / bound
+        for first, one in ((0, table), (RUNS, neighbour))
+    ]
+    spread = noise.noise_multiplier * math.sqrt(noise.steps)
+    thresholds = np.linspace(lowest - spread, noise.steps + spread, 20)
+    assert 0.0 < shown_delta(found[0], found[1], thresholds, epsilon) <= delta
