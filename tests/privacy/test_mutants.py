@@ -52,6 +52,7 @@ STEP_NOISE = "controller/pg_dpml/privacy/step_noise.py"
 TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
 TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
 TEST_NOISE = "tests/kernels/test_noise.py"
+TEST_CALIBRATION = "tests/privacy/test_step_noise_calibration.py"
 
 MUTANTS = [
     Mutant(
@@ -242,6 +243,69 @@ MUTANTS = [
         "while (2.0 * exponential(rng) <= beyond * beyond);",
         "while (2.0 * exponential(rng) <= 0.5 * beyond * beyond);",
         f"{TEST_NOISE}::test_gaussian_beyond_the_last_edge[0-3.65]",
+    ),
+    Mutant(
+        "delta-of-one-pass-of-noise",
+        STEP_NOISE,
+        "_require_precision(delta, passes * n_weights)",
+        "_require_precision(delta, n_weights)",
+        f"{TEST_CALIBRATION}::test_delta_covers_every_number_of_noise[scs13]",
+    ),
+    Mutant(
+        "delta-of-one-step-of-noise",
+        STEP_NOISE,
+        "_require_precision(delta, steps * n_weights)",
+        "_require_precision(delta, n_weights)",
+        f"{TEST_CALIBRATION}::test_delta_covers_every_number_of_noise[dp-sgd]",
+    ),
+    Mutant(
+        "coins-taken-to-be-exact",
+        STEP_NOISE,
+        "return min(1.0, sampling * (1.0 +",
+        "return min(1.0, sampling + 0.0 * (1.0 +",
+        f"{TEST_CALIBRATION}::test_what_the_accountant_is_asked",
+    ),
+    Mutant(
+        "large-batches-at-no-delta",
+        STEP_NOISE,
+        "return delta * (1.0 - 2.0 * _UNLIKELY)",
+        "return delta",
+        f"{TEST_CALIBRATION}::test_what_the_accountant_is_asked",
+    ),
+    Mutant(
+        "rounding-of-a-mean-batch",
+        STEP_NOISE,
+        "_sum_rounding(most * max_rows_per_unit, row_bound)",
+        "_sum_rounding(sampling * n_units * max_rows_per_unit, row_bound)",
+        f"{TEST_CALIBRATION}::test_head_room_of_poisson_batches",
+    ),
+    Mutant(
+        "rounding-of-a-row-of-each-unit",
+        STEP_NOISE,
+        "_sum_rounding(most * max_rows_per_unit, row_bound)",
+        "_sum_rounding(most, row_bound)",
+        f"{TEST_CALIBRATION}::test_head_room_of_poisson_batches",
+    ),
+    Mutant(
+        "rounding-of-one-row",
+        "controller/pg_dpml/methods/noisy_sgd.py",
+        "batch_rows=min(batch_size, problem.n_rows) * problem.max_rows_per_unit,",
+        "batch_rows=1,",
+        f"{TEST_CALIBRATION}::test_head_room_of_shuffled_passes",
+    ),
+    Mutant(
+        "no-room-for-the-grid",
+        STEP_NOISE,
+        "multiplier * (change + rounding) / (1.0 - share)",
+        "multiplier * (change + rounding)",
+        f"{TEST_CALIBRATION}::test_head_room_of_shuffled_passes",
+    ),
+    Mutant(
+        "no-room-for-the-rounding",
+        STEP_NOISE,
+        "multiplier * (change + rounding) / (1.0 - share)",
+        "multiplier * change / (1.0 - share)",
+        f"{TEST_CALIBRATION}::test_head_room_of_poisson_batches",
     ),
     Mutant(
         "realised-batch-size-in-the-sum",
