@@ -85,6 +85,18 @@ def test_few_steps_agree_with_closed_form_and_quadrature(
     assert min(expected, exact) * (1.0 - 1e-6) <= found <= expected * (1.0 + GRID_ERROR)
 
 
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize(("multiplier", "q"), [(0.7, 0.01), (0.5, 0.05)])
+@pytest.mark.parametrize("delta", [1e-8, 1e-12])
+def test_few_steps_of_rare_units_need_a_fine_grid(
+    delta: float, multiplier: float, q: float, relation: Relation
+) -> None:
+    """A coarse one has so few losses of an added unit that its composition shows no epsilon."""
+    expected = true_epsilon(one_step_delta, multiplier, q, delta, relation)
+    found = subsampled_gaussian_epsilon(multiplier, q, 1, delta, relation)
+    assert expected * (1.0 - 1e-6) <= found <= expected * (1.0 + GRID_ERROR)
+
+
 @pytest.mark.parametrize("delta", [1e-5, 1e-12, 1e-25])
 @pytest.mark.parametrize(("multiplier", "steps"), [(20.0, 100), (1000.0, 10**6), (3.0, 1)])
 def test_convolution_agrees_with_the_exact_composition_of_gaussians(
@@ -105,6 +117,7 @@ SETTINGS = [
     (10.0, 0.1, 5000, 1e-8),
     (3.0, 0.9, 100, 1e-5),
     (1.1, 256 / 60000, 14062, 1e-5),
+    (0.7, 0.01, 4, 1e-12),
 ]
 
 

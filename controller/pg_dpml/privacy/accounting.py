@@ -136,6 +136,15 @@ class _StepLosses:
     masses: FloatArray
     infinite: float
 
+    @property
+    def largest(self) -> float:
+        """The largest finite loss."""
+        return self.interval * (self.first + len(self.masses) - 1)
+
+    def infinite_of(self, steps: int) -> float:
+        """Probability that any of so many steps has an infinite loss."""
+        return -math.expm1(steps * math.log1p(-self.infinite))
+
 
 def _step_losses(multiplier: float, q: float, interval: float, tail: float, *, removed: bool) -> _StepLosses:
     """Discretise the loss of one step.
@@ -301,7 +310,7 @@ def _compose(step: _StepLosses, steps: int, delta: float, relation: Relation) ->
         order=order,
         log_scale=steps * scale,
         lost=2.0 * _LOST + rounding,
-        infinite=-math.expm1(steps * math.log1p(-step.infinite)),
+        infinite=step.infinite_of(steps),
     )
 
 
@@ -337,6 +346,18 @@ def _least_epsilon(excess: Callable[[float], float], low: float, high: float, re
     return math.inf
 
 
+def _largest_epsilon(step: _StepLosses, steps: int, delta: float, relation: Relation) -> float:
+    """Epsilon beyond all finite losses of all steps; infinity where the infinite ones alone are above delta.
+
+    A composition cannot show it: its delta has a share of the mass of a window, which few steps on few
+    points of a grid never fall below.
+    """
+    infinite = step.infinite_of(steps)
+    largest = steps * max(step.largest, 0.0) * _ROUND_UP
+    epsilon = largest if relation is Relation.ADD_REMOVE else 2.0 * largest  # see _worst_delta
+    return epsilon if _worst_delta(relation, lambda _: infinite, epsilon) <= delta else math.inf
+
+
 def _pld_epsilon(
     multiplier: float,
     q: float,
@@ -352,13 +373,16 @@ def _pld_epsilon(
     doubled = 2.0 if relation is Relation.REPLACE_ONE else 1.0
     for removed in directions:
         step = _step_losses(multiplier, q, interval, tail, removed=removed)
+        most = _largest_epsilon(step, steps, delta, relation)
+        if most <= found:
+            continue
         composition = _compose(step, steps, delta, relation)
 
         def excess(epsilon: float, at: _Composition = composition) -> float:
             return math.log(_worst_delta(relation, at.delta, epsilon) or 1e-320) - math.log(delta)
 
         low, high = max(composition.losses[0], 0.0), max(composition.centre, interval)
-        found = max(found, _least_epsilon(excess, doubled * low, doubled * high, relation))
+        found = max(found, min(most, _least_epsilon(excess, doubled * low, doubled * high, relation)))
     return found
 
 
@@ -443,7 +467,7 @@ def _account(multiplier: float, q: float, steps: int, delta: float, relation: Re
             best = Accounted(multiplier, epsilon, "pld", interval)
         if interval > wanted:
             break
-        if epsilon >= coarser * (1.0 - _CONVERGED):
+        if math.isfinite(epsilon) and epsilon >= coarser * (1.0 - _CONVERGED):
             return best
         wanted, coarser = 0.5 * interval, epsilon
     renyi = Accounted(multiplier, _rdp_epsilon(multiplier, q, steps, delta, relation), "rdp", 0.0)
@@ -475,7 +499,7 @@ def _search(cost: Callable[[float], Accounted], start: float, most: float, targe
         if math.isinf(width):  # epsilon falls at least like 1 / multiplier
             x = max(x - min(aim - y + 1e-4, 0.5), floor)
         elif math.isinf(high[1]):
-            x = low[0] + min(0.5 * width, y - aim, 0.5)
+            x = low[0] + min(0.5 * width, low[1] - aim, 0.5)
         elif math.isinf(low[1]) or turn % 4 == 3:
             x = low[0] + 0.5 * width
         else:
