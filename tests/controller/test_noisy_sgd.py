@@ -223,6 +223,21 @@ def test_any_number_of_rows(method: str, n_rows: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
+@pytest.mark.parametrize("n_rows", [2, 5, 10, 20, 100])
+def test_few_rows_and_a_small_epsilon(method: str, n_rows: int) -> None:
+    for epsilon in (1e-3, 0.05):
+        _, _, noise = planned(method, Problem(n_rows, 20, 1, "binary"), PrivacySpec(epsilon))
+        assert noise.scale > 0.0
+
+
+def test_an_account_above_epsilon_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = accounting.Accounted(1.0, 0.51, "pld", 0.1)
+    monkeypatch.setattr(step_noise, "_pld", lambda *arguments: found)
+    with pytest.raises(GuaranteeError, match=r"at most epsilon = 0\.5 over"):
+        planned("dp-sgd", privacy=PrivacySpec(0.5, 1e-8))
+
+
+@pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
 def test_no_delta_no_gaussian_noise(method: str) -> None:
     with pytest.raises(GuaranteeError, match="take method = scs13 or bolt-on"):
         planned(method, privacy=PrivacySpec(1.0, 0.0))

@@ -272,6 +272,15 @@ def test_almost_no_noise_where_delta_alone_covers_the_batch() -> None:
     assert found == Accounted(accounting._LEAST_MULTIPLIER, 0.0, "pld", found.discretization)
 
 
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize("n", [2, 5, 10, 20])
+def test_a_cost_of_zero_on_the_way_does_not_end_the_search(n: int, relation: Relation) -> None:
+    """Where a little more noise makes delta alone enough."""
+    found = subsampled_gaussian_multiplier(1e-3, 1.0 / n**2, 1.0 / n, 10 * n, relation)
+    assert found.epsilon <= 1e-3
+    assert found.noise_multiplier > 0.0
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -343,6 +343,11 @@ def calibrate_poisson(
         name, warning = accountant, None
     else:
         accounted = _pld(epsilon, delta, q, steps, relation)
+        if not accounted.epsilon <= epsilon:
+            raise GuaranteeError(
+                f"no noise could be shown to cost at most epsilon = {epsilon:g} over {steps:,} steps: take a "
+                "larger epsilon or delta, or fewer passes"
+            )
         found, name, warning = accounted.noise_multiplier, accounted.accountant, accounted.warning
     rounding = _sum_rounding(most * max_rows_per_unit, row_bound)
     scale, calibrated, grid = _calibrated("gaussian", found, bound, bound, rounding, n_weights)
