@@ -27,6 +27,7 @@ __all__ = [
     "record_of",
     "repack",
     "resolve",
+    "row_bytes",
     "shuffled",
     "unit_fits_block",
     "whiten",
@@ -402,12 +403,16 @@ def _block_bytes(source: Source) -> int:
 
     A whole unit always fits, so that no unit is cut: its gradients can then be summed and clipped in a block.
     """
-    sparse = source.encoder["format"] == "csr"
-    row_bytes = 8 + 8 * source.n_values if sparse else 4 + 4 * source.n_features
-    unit_bytes = _unit_bytes(source.max_rows_per_unit, row_bytes)
+    unit_bytes = _unit_bytes(source.max_rows_per_unit, row_bytes(source))
     if unit_bytes <= BLOCK_PAGE_BYTES // 2:
         return BLOCK_PAGE_BYTES
     return max(BLOCK_MAX_BYTES, min(unit_bytes, LARGEST_BLOCK_BYTES))
+
+
+def row_bytes(source: Source) -> int:
+    """Most bytes of an encoded row in a block, whatever its values: all that it could store, stored."""
+    sparse = source.encoder["format"] == "csr"
+    return 8 + 8 * source.n_values if sparse else 4 + 4 * source.n_features
 
 
 def unit_fits_block(max_rows_per_unit: int, n_features: int) -> bool:

@@ -36,6 +36,7 @@ def tables(database: str) -> None:
         create_people(connection, PEOPLE)
         create_people(connection, [], "nobody")
         create_people(connection, PEOPLE[:1], "hermit")
+        create_people(connection, make_people(3 * N), "crowd")
         connection.execute(
             "CREATE TABLE visits AS SELECT i % 300 AS patient, (i % 10) / 10.0 AS dose, i % 10 > 4 AS ill "
             "FROM generate_series(1, 6000) AS i"
@@ -199,12 +200,12 @@ def test_fresh_order_momentum_and_radius(database: str, spy: Spy) -> None:
     assert spy.options[0]["capped"] is False
 
 
-@pytest.mark.parametrize("spec", ["people", "visits"])
+@pytest.mark.parametrize("spec", ["crowd", "visits"])
 @pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
 def test_rows_beyond_the_memory_allowed_are_sorted(
     database: str, connection: psycopg.Connection, spy: Spy, method: str, spec: str
 ) -> None:
-    data = VISITS if spec == "visits" else people.spec("multiclass")
+    data = VISITS if spec == "visits" else people.spec("multiclass", table="crowd")
     training = TrainSpec(method=method, passes=4, batch_size=20)
     pg_dpml.train(database, data, GENEROUS, training, name="memory")
     name = scalar(connection, "SELECT current_database()")
@@ -216,6 +217,37 @@ def test_rows_beyond_the_memory_allowed_are_sorted(
     half = len(spy.names) // 2
     assert spy.names == ["sgd_poisson"] * half + ["sgd_poisson_steps"] * half
     assert len(set(spy.steps)) == 1
+
+
+def test_the_form_of_a_pass_does_not_depend_on_the_rows(
+    database: str, connection: psycopg.Connection, spy: Spy
+) -> None:
+    """Sparse rows of NULLs are stored in a seventh of the bytes that rows of levels take."""
+    columns = [f"c{i}" for i in range(6)]
+    levels = [f"level {i}" for i in range(30)]
+    for table, value in (("nulls", "NULL"), ("levels", "'level 1'")):
+        connection.execute(
+            f"CREATE TABLE {table} AS SELECT i % 2 = 0 AS ill, "
+            f"{', '.join(f'{value}::text AS {name}' for name in columns)} "
+            "FROM generate_series(1, 2000) AS i".encode()
+        )
+    name = scalar(connection, "SELECT current_database()")
+    used = []
+    for memory in (64, 120, 155, 158, 400):  # 2000 rows of up to 16 + 8 + 7 * 8 bytes: 157 kB
+        connection.execute(f"ALTER DATABASE \"{name}\" SET dpml.work_mem = '{memory}kB'".encode())
+        for table in ("nulls", "levels"):
+            data = DataSpec.from_mapping(
+                {
+                    "table": table,
+                    "label": {"column": "ill", "positive": True, "negative": False},
+                    "columns": {column: {"levels": levels, "centered": False} for column in columns},
+                }
+            )
+            training = TrainSpec(method="dp-sgd", passes=1, batch_size=500)
+            pg_dpml.train(database, data, GENEROUS, training, name=f"{table} {memory}")
+        used.append(spy.names[-2:])
+    connection.execute(f'ALTER DATABASE "{name}" RESET dpml.work_mem'.encode())
+    assert used == [["sgd_poisson_steps"] * 2] * 3 + [["sgd_poisson"] * 2] * 2
 
 
 def noiseless_models(

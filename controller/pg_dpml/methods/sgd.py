@@ -15,7 +15,7 @@ from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Problem, loss_options
-from pg_dpml.rows import repack
+from pg_dpml.rows import repack, row_bytes
 from pg_dpml.spec import TrainSpec
 
 __all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
@@ -274,15 +274,15 @@ def _pass_statement(sgd: Sgd, *, in_memory: bool) -> sql.SQL:
 
 
 def _fits_in_memory(job: Job) -> bool:
-    """Whether `dpml.sgd_poisson` may hold the packed rows."""
+    """Whether `dpml.sgd_poisson` could hold all rows, however long they are: the choice is public.
+
+    Source: privacy/README.md, "Poisson batches".
+    """
     problem = job.plan.problem
-    used = _BYTES_OF_ROW * problem.n_rows * problem.max_rows_per_unit
+    used = problem.n_rows * problem.max_rows_per_unit * (_BYTES_OF_ROW + row_bytes(job.source))
     (fits,) = job.session.fetch_one(
-        sql.SQL(
-            "SELECT pg_catalog.pg_table_size(%(blocks)s::pg_catalog.regclass) + %(used)s "
-            "<= pg_catalog.pg_size_bytes(pg_catalog.current_setting('dpml.work_mem'))"
-        ),
-        {"blocks": job.packed.blocks.as_string(), "used": used},
+        sql.SQL("SELECT %(used)s <= pg_catalog.pg_size_bytes(pg_catalog.current_setting('dpml.work_mem'))"),
+        {"used": used},
     )
     return bool(fits)
 
