@@ -262,6 +262,48 @@ def test_coin_misses(q: float) -> None:
     assert stats.chisquare(found, expected).pvalue >= SMALLEST_P
 
 
+def misses_of_words(probability: float, *words: int) -> int:
+    """Misses that these words of the key stream stand for."""
+    noise = Noise(KEY)
+    for i, word in enumerate(words):
+        noise._rng.words[i] = word
+    noise._rng.used = 0
+    found = noise.misses(probability)
+    assert noise._rng.used == len(words)
+    return found
+
+
+def words_of_at_least(misses: int, probability: float, *before: int) -> int:
+    """How many words, after others, stand for at least so many misses; all those that go on do."""
+    low, high = 2**56, 2**64  # misses fall with the word
+    while low < high:
+        middle = (low + high) // 2
+        if misses_of_words(probability, *before, middle) >= misses:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+@pytest.mark.parametrize("q", [0.3, 1e-3, 50 / 498010, 1e-7])
+def test_every_coin_has_its_probability(q: float, turns: int) -> None:
+    """Counted in words: a hit after m misses is as likely as any other, however large m is."""
+    n = math.ceil(1.0 / q)
+    first = math.ceil(8.0 * turns * math.log(2.0) / -math.log1p(-q))
+    for m in (first + np.unique(np.geomspace(1, max(5.5 / q - 8, 2), 8).astype(int))).tolist():
+        at, beyond = (words_of_at_least(i, q, *[2**56 - 1] * turns) for i in (m, m + 1))
+        assert (at - beyond) / at == pytest.approx(q, rel=2.0**-50 * max(n, m + 8) + 2.0**-56 / q)
+
+
+def test_long_runs_of_misses_go_on_with_a_fresh_word() -> None:
+    rate = -math.log1p(-1e-9)
+    assert misses_of_words(1e-9, 2**63) == pytest.approx(math.log(2.0) / rate)
+    for turns in (1, 2, 10):
+        expected = (8.0 * turns + 1.0) * math.log(2.0) / rate
+        assert misses_of_words(1e-9, *[0] * turns, 2**63) == pytest.approx(expected)
+
+
 def test_coins_that_never_hit() -> None:
     """The smallest probability gives the cap, not an overflow."""
     assert Noise(KEY).misses(5e-324) == 2**62 - 1

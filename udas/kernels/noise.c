@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
  * ChaCha20: RFC 8439, section 2.3, eight blocks at a time.
- * Gaussian: the ziggurat of Marsaglia and Tsang 2000 (ziggurat.h), with 57 random
+ * Gaussian: the ziggurat of Marsaglia and Tsang 2000 (ziggurat.h), with 56 random
  * bits of position in a strip.  Gamma: Marsaglia and Tsang 2000, "A simple method
  * for generating gamma variables".
  * K-norm: privacy/README.md, "K-norm noise".
@@ -181,15 +181,19 @@ dpml_rng_uniform(DpmlRng *rng)
 	return next_uniform(rng);
 }
 
-/* Standard exponential.  64 bits at either end of the uniform: it reaches 45, and starts at 2^-65. */
+/* The standard exponential of a word.  64 bits at either end of the uniform: it reaches 45, and starts at 2^-65. */
 static double
-exponential(DpmlRng *rng)
+exponential_of(uint64_t word)
 {
-	uint64_t	word = next_word(rng);
-
 	if (word >> 63 != 0)
 		return -log1p(-((double) ~word + 0.5) * 0x1p-64);
 	return -log(((double) word + 0.5) * 0x1p-64);
+}
+
+static double
+exponential(DpmlRng *rng)
+{
+	return exponential_of(next_word(rng));
 }
 
 /* Beyond the last edge r: r plus an exponential of rate r, thinned. */
@@ -334,11 +338,20 @@ dpml_coin_rate(double q)
 	return -log1p(-q);
 }
 
-/* An exponential of that rate, rounded down, is geometric: the chance to be above m is (1 - q)^m. */
+/*
+ * An exponential of that rate, rounded down, is geometric: the chance to be above m is (1 - q)^m.  One beyond
+ * 8 ln 2, for which 56 bits would be left, is that much and a fresh one: it has no memory.
+ */
 int64_t
 dpml_coin_misses(DpmlRng *rng, double rate)
 {
-	double		misses = exponential(rng) / rate;
+	const double eight_ln_2 = 0x1.62e42fefa39efp+2;
+	double		misses;
+	uint64_t	word;
+	int			turns = 0;
 
+	while ((word = next_word(rng)) >> 56 == 0)
+		turns++;
+	misses = (eight_ln_2 * turns + exponential_of(word)) / rate;
 	return misses < (double) (INT64_MAX / 2) ? (int64_t) misses : INT64_MAX / 2;
 }
