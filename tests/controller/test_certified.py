@@ -525,6 +525,16 @@ def test_limits_are_those_of_the_server() -> None:
     assert not Objective(LOSSES["softmax"], 0.1, 1)._has_hessian(ADULT)
 
 
+def test_squares_that_vanish_are_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L-BFGS divides by the square of a change of the gradient."""
+    found = iter([(np.ones(2), np.full(2, 3e-200)), None])
+    monkeypatch.setattr(minimise, "_line_search", lambda *given: next(found))
+    search = minimise._Search(lambda w: np.ones(2), Goal(1e-300), np.zeros(2))
+    search.gradient = np.full(2, 1e-200)
+    minimise._lbfgs(search, 1.0, 10)
+    assert next(found, "all read") == "all read"
+
+
 def test_a_gradient_too_small_for_float64_is_refused() -> None:
     with pytest.raises(GuaranteeError, match="cannot be certified in float64"):
         plan(Problem(1000, 2, 1, "binary"), lambda_=1.0, clip=1.572e-162)

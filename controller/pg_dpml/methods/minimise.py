@@ -157,7 +157,8 @@ def _lbfgs(search: _Search, smoothness: float, passes: float) -> None:
             pairs.clear()
             continue
         step, change = found[0] - point, found[1] - gradient
-        if float(step @ change) > 0.0:  # always, but for rounding
+        # always, but for rounding and squares that vanish
+        if float(step @ change) > 0.0 and float(change @ change) > 0.0:
             pairs.append((step, change))
         point, gradient = found
 
