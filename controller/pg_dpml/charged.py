@@ -42,7 +42,7 @@ def run_charged(
     RunFailedError
         For any error; one raised by `work` as such keeps its text.
     RunInterrupted
-        On Ctrl-C.
+        On Ctrl-C, and for any other exception that is none of `Exception`, such as SystemExit.
 
     Notes
     -----
@@ -54,8 +54,6 @@ def run_charged(
     try:
         with database.session("REPEATABLE READ") as session:
             return work(session)
-    except KeyboardInterrupt as interrupt:
-        failure = RunInterrupted(f"{interrupted}; {spent}", type(interrupt))
     except RunFailedError as error:
         failure = RunFailedError(f"{error}; {spent}")
     except Exception:
@@ -64,4 +62,6 @@ def run_charged(
         failure = RunFailedError(
             f"{failed}; {spent}. The server's log has the reason; it is not shown because it may quote a row"
         )
+    except BaseException as interrupt:  # Ctrl-C, or what a callback ends the program with
+        failure = RunInterrupted(f"{interrupted}; {spent}", type(interrupt))
     raise failure

@@ -400,10 +400,11 @@ class Database:
                     self._require_tls(session.driver)
                     try:
                         yield session
-                    except KeyboardInterrupt:
-                        # The statement may still be running: a rollback could not be sent.
-                        session.driver.cancel()
-                        connection.invalidate()
+                    except BaseException as error:
+                        # After an interrupt the statement may still be running: a rollback could not be sent.
+                        if not isinstance(error, Exception):
+                            session.driver.cancel()
+                            connection.invalidate()
                         raise
             except sa.exc.DBAPIError as error:
                 raise _translate(error.orig, role) from None

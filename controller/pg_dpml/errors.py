@@ -55,7 +55,7 @@ class RunFailedError(DpmlError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during a run; the message says what stays charged.
+    """Ctrl-C, SIGTERM or an exit during a run; the message says what stays charged.
 
     Parameters
     ----------

@@ -472,6 +472,25 @@ def test_an_interrupt_while_a_statement_is_sent_is_still_one(
     assert len(ledger(connection)) == 1
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_callback_that_ends_the_program_leaves_nothing_but_the_charge(
+    database: str, connection: psycopg.Connection, end: type[BaseException]
+) -> None:
+    """What is raised has no frame of the run in it, whose variables are un-noised."""
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if phase == "pass":
+            raise end
+
+    with pytest.raises(RunInterrupted, match=r"interrupted.*epsilon = 1.*stay charged") as raised:
+        pg_dpml.train(database, people.spec(), PRIVACY, name="m", progress=progress)
+    assert raised.value.interrupt is end
+    assert raised.value.__context__ is None
+    assert all(entry.name not in ("_run", "run_passes") for entry in raised.traceback)
+    assert len(ledger(connection)) == 1
+    assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0
+
+
 def test_a_table_that_grows_is_not_read(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
