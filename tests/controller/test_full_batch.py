@@ -353,6 +353,13 @@ GIVEN: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("method", ["bolt-on", "dp-gd", "whitened-dp-gd", "scs13", "bst14", "dp-sgd"])
+@pytest.mark.parametrize("clip", [1e-300, 1e-318, 5e-324])
+def test_a_clip_too_small_for_float64_is_refused(clip: float, method: str) -> None:
+    with pytest.raises(GuaranteeError, match="take a larger clip"):
+        TRAIN.plan_problem(Problem(1000, 5, 1, "binary"), TENTH, TrainSpec(method=method, clip=clip))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_an_option_that_a_method_does_not_use_is_refused(method: str) -> None:
     assert set(GIVEN) == {f.name for f in dataclasses.fields(TrainSpec)} - {"method"}

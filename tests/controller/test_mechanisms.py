@@ -212,9 +212,20 @@ def test_rounding_is_refused_above_a_hundredth(delta: float) -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_nothing_to_hide_needs_no_noise(delta: float) -> None:
-    noise = mechanisms.calibrate(0.0, 0.0, 3, 1.0, delta)
+    noise = mechanisms.calibrate(None, 0.0, 3, 1.0, delta)
     assert (noise.scale, noise.grid, noise.score_stddev, noise.expected_norm) == (0.0, 0.0, 0.0, 0.0)
     np.testing.assert_array_equal(mechanisms.release(np.zeros(3), noise, Noise()), np.zeros(3))
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-300, 0.99e-290, math.nan])
+def test_a_sensitivity_that_float64_cannot_carry_is_refused(sensitivity: float) -> None:
+    """Above all one that vanished, which would look as if there were nothing to hide."""
+    for delta in (0.0, 1e-6):
+        with pytest.raises(GuaranteeError, match="too small for float64: take a larger clip"):
+            mechanisms.calibrate(sensitivity, 0.0, 3, 1.0, delta)
+    with pytest.raises(GuaranteeError, match="too small for float64: take a larger clip"):
+        mechanisms.calibrate_gaussian(sensitivity, 0.0, 3, 0.5)
+    assert mechanisms.calibrate_gaussian(1e-290, 0.0, 3, 0.5).scale > 0.0
 
 
 def released(noise: ReleaseNoise, weights: npt.NDArray[np.float64], runs: int) -> npt.NDArray[np.float64]:

@@ -47,9 +47,6 @@ STRONGLY_CONVEX_PASSES = 5
 DEFAULT_RADIUS = 1000.0
 """Far beyond the norm of a useful model; it keeps the rounding of very long runs within its allowance."""
 
-SMALLEST_SENSITIVITY = 1e-290
-"""Below it the arithmetic of the release loses digits; no sensible run comes near."""
-
 WARN_ROUNDING = 0.1
 """tau over D/n above which rounding, and not the rows, decides on the noise of a certified minimiser."""
 
@@ -77,7 +74,8 @@ def _step_budget(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
     """Total step length tau at lambda = 0."""
     change = _gradient_change(problem, privacy, loss)
     mu = mechanisms.best_mu(privacy.epsilon, privacy.delta_for(problem.n_rows), problem.n_weights)
-    budget = max(problem.n_rows, 1) * mu / change
+    # finite for every clip, whose sensitivity may be refused later
+    budget = min(max(problem.n_rows, 1) * mu / change, 1e300)
     if loss.n_classes > 1:  # the noise of a difference of two scores
         return SCORE_NOISE / math.sqrt(2.0) * budget
     if loss.kind == "squared":  # labels in [-1, 1] stand less noise than logits do
@@ -131,7 +129,7 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
     SpecError
         If options do not go together.
     GuaranteeError
-        If rounding would spoil the guarantee.
+        If rounding would spoil the guarantee, or the sensitivity is too small for float64.
     """
     assert privacy is not None
     loss = choose_loss(problem, spec, DEFAULT_CLIP)
@@ -180,10 +178,6 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Los
     if spec.radius is None and rounding > 0.1 * mechanisms.ROUNDING_LIMIT * run.sensitivity:
         sgd = replace(sgd, radius=DEFAULT_RADIUS)
         run, rounding = _measure(problem, privacy, sgd)
-    if run.steps > 0 and run.sensitivity < SMALLEST_SENSITIVITY:
-        raise GuaranteeError(
-            f"the sensitivity {run.sensitivity:.1e} is too small for float64: take a larger step_size or clip"
-        )
     warnings = []
     if problem.n_rows > 0 and run.step_sum < WARN_STEP_SUM:
         warnings.append(
@@ -199,7 +193,7 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Los
         problem,
         privacy,
         sgd,
-        (run.sensitivity, rounding),
+        (run.sensitivity if run.steps > 0 else None, rounding),
         reason,
         warnings,
         "take fewer passes, smaller steps or a larger lambda",
@@ -217,12 +211,7 @@ def _plan_certified(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, los
     objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)
     change = _gradient_change(problem, privacy, loss)
     certified = make_certified(problem, objective, change)
-    sensitivity = certified.sensitivity(change, problem.n_rows) if problem.n_rows > 0 else 0.0
-    if problem.n_rows > 0 and sensitivity < SMALLEST_SENSITIVITY:
-        raise GuaranteeError(
-            f"the sensitivity {sensitivity:.1e} is too small for float64: take a smaller lambda or a larger "
-            "clip"
-        )
+    sensitivity = certified.sensitivity(change, problem.n_rows) if problem.n_rows > 0 else None
     share = certified.gradient_norm * problem.n_rows / change
     warnings = []
     if share > WARN_ROUNDING:
@@ -245,7 +234,7 @@ def _add_noise(
     problem: Problem,
     privacy: PrivacySpec,
     work: Work,
-    moved: tuple[float, float],
+    moved: tuple[float | None, float],
     reason: str,
     warnings: list[str],
     advice: str,

@@ -44,6 +44,9 @@ _ROUND_UP = 1.0 + 2.0**-40
 GRID_FRACTION = 2.0**-20
 """The release grid's step times sqrt(dimension) is at most this share of the sensitivity."""
 
+SMALLEST_SENSITIVITY = 1e-290
+"""Below it the arithmetic of a release loses digits; no sensible run comes near."""
+
 ROUNDING_LIMIT = 0.01
 """A run whose own rounding could reach this share of its sensitivity is refused."""
 
@@ -392,14 +395,15 @@ class ReleaseNoise:
 
 
 def calibrate(
-    sensitivity: float, rounding: float, n_weights: int, epsilon: float, delta: float
+    sensitivity: float | None, rounding: float, n_weights: int, epsilon: float, delta: float
 ) -> ReleaseNoise:
     """Noise for one vector of a given sensitivity.
 
     Parameters
     ----------
-    sensitivity : float
-        L2 sensitivity of the exact run, in [0, inf).
+    sensitivity : float or None
+        L2 sensitivity of the exact run, in (0, inf); None where no step is taken: the model is a
+        constant.
     rounding : float
         Bound on the run's own rounding, see `rounding_error`.
     n_weights : int
@@ -416,7 +420,7 @@ def calibrate(
     Raises
     ------
     GuaranteeError
-        If the rounding exceeds a hundredth of the sensitivity.
+        If the rounding exceeds a hundredth of the sensitivity, or that is too small for float64.
 
     Notes
     -----
@@ -424,7 +428,7 @@ def calibrate(
     Source: privacy/README.md, "Floating point".
     """
     kind = "k-norm" if _knorm_is_better(epsilon, delta, n_weights) else "gaussian"
-    if sensitivity == 0.0:  # no step was taken: the model is a constant
+    if sensitivity is None:
         return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights)
     advice = "take fewer passes, a larger batch_size or a smaller radius"
     grid, calibrated = _head_room(sensitivity, rounding, n_weights, advice)
@@ -441,7 +445,7 @@ def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: 
     Parameters
     ----------
     sensitivity : float
-        L2 sensitivity of the released vector, in [0, inf).
+        L2 sensitivity of the released vector, in (0, inf).
     rounding : float
         Bound on how far rounding moves the vector.
     n_weights : int
@@ -456,21 +460,24 @@ def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: 
     Raises
     ------
     GuaranteeError
-        If the rounding exceeds a hundredth of the sensitivity.
+        If the rounding exceeds a hundredth of the sensitivity, or that is too small for float64.
 
     Notes
     -----
     Calibrated for Delta + grid sqrt(d) + fp.
     Source: privacy/README.md, "Gaussian noise" and "Floating point".
     """
-    if sensitivity == 0.0:
-        return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, n_weights)
     grid, calibrated = _head_room(sensitivity, rounding, n_weights, "take fewer features or fewer rows")
     return ReleaseNoise("gaussian", calibrated / mu * _ROUND_UP, sensitivity, calibrated, grid, n_weights)
 
 
 def _head_room(sensitivity: float, rounding: float, n_weights: int, advice: str) -> tuple[float, float]:
     """The grid, and the sensitivity with the room that grid and rounding need."""
+    if not sensitivity >= SMALLEST_SENSITIVITY:
+        raise GuaranteeError(
+            f"the sensitivity {sensitivity:.1e} is too small for float64: take a larger clip, longer steps "
+            "or a smaller lambda"
+        )
     if rounding > ROUNDING_LIMIT * sensitivity:
         raise GuaranteeError(
             f"float64 rounding of this run could reach {rounding:.1e}, more than a hundredth of its "
