@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,28 @@ def test_huge_batches_and_coarse_grids_are_refused() -> None:
         planned("dp-sgd", Problem(10**8, 5, 1, "binary"), PrivacySpec(1.0, 1e-6), batch_size=10**8)
     with pytest.raises(GuaranteeError, match="too coarse a grid"):
         planned("scs13", Problem(1000, 10**6, 1, "binary"), PrivacySpec(1e-4, 1e-6))
+
+
+def test_what_the_server_could_not_do_is_refused() -> None:
+    """Before the charge: the run would fail after it."""
+    wide = Problem(1000, 1000, 1, "binary", "patient", 2**19)
+    for method in ("bst14", "dp-sgd"):
+        with pytest.raises(GuaranteeError, match="take a smaller max_rows_per_unit"):
+            planned(method, wide)
+        planned(method, replace(wide, max_rows_per_unit=2**18))
+        with pytest.raises(GuaranteeError, match=r"2,147,483,648 steps is longer.*take a larger batch_size"):
+            planned(method, Problem(2**31, 3, 1, "binary"), PrivacySpec(1.0, 1e-3), batch_size=1, passes=2)
+        with pytest.raises(GuaranteeError, match=r"outside 1e-270 to 1e270.*take a larger clip"):
+            planned(method, HOUSES, clip=1e-280)
+    planned("scs13", wide)
+    planned("bst14", HOUSES, clip=1e-200)  # steps whose square is not finite
+    with pytest.raises(GuaranteeError, match=r"outside 1e-270 to 1e270.*take a larger clip"):
+        planned("scs13", HOUSES, clip=1e-290)
+    with pytest.raises(GuaranteeError, match=r"outside 1e-270 to 1e270.*take a smaller clip"):
+        planned("scs13", HOUSES, clip=1e290)
+    huge = Problem(2**31, 3, 1, "binary")
+    _, _, noise = planned("bst14", huge, PrivacySpec(1.0, 1e-3), batch_size=2, passes=1)
+    assert noise.steps == 2**30
 
 
 def test_options_of_others_are_refused() -> None:

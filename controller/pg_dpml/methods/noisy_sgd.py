@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pg_dpml.errors import SpecError
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.job import Job, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_clipped_loss, privacy_warnings
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import mechanisms, step_noise
 from pg_dpml.privacy.step_noise import StepNoise
+from pg_dpml.rows import unit_fits_block
 from pg_dpml.spec import PrivacySpec, TrainSpec
 
 __all__ = ["plan", "run"]
@@ -99,7 +100,8 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
     SpecError
         If options do not go together.
     GuaranteeError
-        If delta is 0 where noise is Gaussian, or too small, or rounding would spoil the guarantee.
+        If delta is 0 where noise is Gaussian, or too small, rounding would spoil the guarantee, or the
+        server could not take the steps.
     """
     assert privacy is not None
     if spec.schedule not in (None, "constant", "inverse_sqrt", "strongly_convex"):
@@ -167,6 +169,11 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped
 def _poisson_noise(
     problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped, batch_size: int, passes: int
 ) -> tuple[StepNoise, str | None]:
+    if not unit_fits_block(problem.max_rows_per_unit, problem.n_features):
+        raise GuaranteeError(
+            f"Poisson batches need a unit's rows in one block, and {problem.max_rows_per_unit:,} rows of "
+            f"{problem.n_features:,} features are too long for one: take a smaller max_rows_per_unit"
+        )
     return step_noise.calibrate_poisson(
         bound=clipped.bound,
         relation=privacy.relation,

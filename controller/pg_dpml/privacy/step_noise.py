@@ -32,6 +32,12 @@ _UNLIKELY = 2.0**-30
 
 _GROWTH_POINTS = 4000
 
+_MOST_STEPS = 2**31 - 1
+"""Of a Poisson pass, as in udas/options.c."""
+
+_SCALES = (2.0**-900, 2.0**900)
+"""Least and largest scale of the server's noise, as in udas/options.c."""
+
 
 @dataclass(frozen=True)
 class StepNoise:
@@ -150,6 +156,11 @@ def _calibrated(
             f"{n_weights} weights: take a larger epsilon, fewer passes or a larger batch_size"
         )
     scale = multiplier * (change + rounding) / (1.0 - share) * (1.0 + 2.0**-40)
+    if not _SCALES[0] <= scale <= _SCALES[1]:
+        raise GuaranteeError(
+            f"noise of scale {scale:.1e} is outside 1e-270 to 1e270, where the server can draw it: take a "
+            f"{'larger' if scale < 1.0 else 'smaller'} clip"
+        )
     grid = noise_grid(scale)
     return scale, change + grid * math.sqrt(n_weights) + rounding, grid
 
@@ -211,7 +222,7 @@ def calibrate_passes(
     Raises
     ------
     GuaranteeError
-        If delta or the precision does not allow it.
+        If delta or the precision does not allow it, or the server could not draw it.
 
     Notes
     -----
@@ -321,7 +332,7 @@ def calibrate_poisson(
     Raises
     ------
     GuaranteeError
-        If delta or the precision does not allow it.
+        If delta or the precision does not allow it, or the server could not draw it or take the steps.
 
     Notes
     -----
@@ -334,6 +345,11 @@ def calibrate_poisson(
         )
     if steps == 0:
         return StepNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, sampling, "exact", n_weights), None
+    if steps > passes * _MOST_STEPS:
+        raise GuaranteeError(
+            f"a pass of {steps // passes:,} steps is longer than {_MOST_STEPS:,}, the most that the server "
+            "takes: take a larger batch_size"
+        )
     _require_precision(delta, steps * n_weights)
     most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
     delta = _delta_of_steps(delta)
@@ -434,7 +450,8 @@ def noise_growth(
         step = schedule.step(low + count // 2) / (1.0 - momentum)
         damping = abs(1.0 - step * lambda_)
         middle = _repeat(0.5 * (count - 1), weight + share, damping, share)
-        square += count * (step * middle) ** 2
+        moved = step * middle
+        square += count * (moved * moved)  # where ** 2 could overflow
         weight = damping * _repeat(count - 1, weight + share, damping, share)
     return min(math.sqrt(square) * sum_stddev / batch_size, radius)
 
