@@ -40,6 +40,7 @@ __all__ = [
     "model_text",
     "models_record",
     "models_text",
+    "noise_bound",
     "passes_text",
     "plan_record",
     "plan_text",
@@ -376,6 +377,11 @@ def _noise(model: Model) -> Sequence[float | None]:
     return [float(noise["score_stddev"] * np.linalg.norm(row)) for row in model.whitening]
 
 
+def noise_bound(model: Model) -> str:
+    """Words before the noise: it is a bound where later steps damp it, by how much nobody computes."""
+    return "at most " if model.method in ("scs13", "bst14", "dp-sgd") else ""
+
+
 def coefficients(model: Model) -> list[Coefficient]:
     """Features, their weights and the noise in these, the largest norm of weights first."""
     names = model.training.get("features") or [f"feature {i + 1}" for i in range(model.n_features)]
@@ -447,7 +453,7 @@ def _coefficient_lines(model: Model) -> list[str]:
         lines[0] += " and the standard deviation of the noise in each; ~ marks what is within two of it"
     elif found[0].noise is not None:
         lines[0] += (
-            f"; the noise in each has standard deviation {found[0].noise:.3g}, "
+            f"; the noise in each has standard deviation {noise_bound(model)}{found[0].noise:.3g}, "
             "and ~ marks what is within two of it"
         )
     width = max(len(one.name) for one in shown)

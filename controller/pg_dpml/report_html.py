@@ -25,6 +25,7 @@ from pg_dpml.report import (
     comparison_rows,
     comparison_stamp,
     guarantee_of,
+    noise_bound,
     passes_text,
     unit_text,
 )
@@ -257,7 +258,7 @@ def _coefficients(model: Model) -> str:
 
 
 def _noise_words(model: Model, one: Coefficient) -> str:
-    which = f"of standard deviation {one.noise:.3g}"
+    which = f"of standard deviation {noise_bound(model)}{one.noise:.3g}"
     if model.whitening is not None:
         which = "of the standard deviation in the last column"
     return (

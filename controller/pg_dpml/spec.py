@@ -608,9 +608,10 @@ class TrainSpec:
             given = getattr(self, option.name) != option.default
             if option.name != "method" and given and self.method not in used_by:
                 name = option.name.rstrip("_")
+                way_out = "name the method" if self.method == "auto" else f"take method = {used_by[0]}"
                 raise SpecError(
                     f"{name} belongs to method {' or '.join(used_by)}, not to {self.method}: "
-                    f"leave {name} out, or name the method"
+                    f"leave {name} out, or {way_out}"
                 )
 
     def _positive(self, key: str) -> None:

@@ -133,7 +133,7 @@ def test_poisson_noise_gives_the_guarantee(method: str, relation: Relation) -> N
 
 
 def test_every_unit_in_every_batch_composes_exactly() -> None:
-    _, sgd, noise = planned("dp-sgd", batch_size=100_000, passes=30, privacy=PrivacySpec(0.5, 1e-8))
+    _, sgd, noise = planned("dp-sgd", batch_size=ADULT.n_rows, passes=30, privacy=PrivacySpec(0.5, 1e-8))
     assert (sgd.sampling, noise.accountant, noise.steps) == (1.0, "exact", 30)
     mu = math.sqrt(30) * noise.sensitivity / noise.scale
     assert mu == pytest.approx(mechanisms.gaussian_mu(0.5, 1e-8), rel=1e-2)
@@ -348,3 +348,19 @@ def test_plans_say_what_they_do() -> None:
     assert "clipped at norm 0.949" in texts["dp-sgd"]
     assert "expect little accuracy" in texts["scs13"]
     assert np.isfinite(planned("dp-sgd", MNIST)[2].score_stddev)
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "bst14"])
+def test_a_batch_of_more_rows_than_there_are_is_refused(method: str) -> None:
+    problem = Problem(1000, 5, 1, "binary")
+    plan(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1000))
+    with pytest.raises(SpecError, match="batch_size must be at most the number of rows, 1,000, not 1,001"):
+        plan(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1001))
+
+
+def test_a_plan_shows_the_ball_and_the_average() -> None:
+    problem = Problem(1000, 5, 1, "binary")
+    lines = dict(plan(problem, PrivacySpec(1.0), TrainSpec("bst14")).work.lines())
+    assert "in a ball of radius 10" in lines["Steps"]
+    lines = dict(plan(problem, PrivacySpec(1.0), TrainSpec("dp-sgd")).work.lines())
+    assert "the model is the mean from step" in lines["Steps"]

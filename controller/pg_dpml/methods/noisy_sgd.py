@@ -110,6 +110,11 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
             f"{spec.schedule}: the others are for steps that are capped"
         )
     _refuse_unused(spec)
+    if spec.batch_size is not None and spec.batch_size > max(problem.n_rows, 1) and spec.method != "scs13":
+        raise SpecError(
+            f"batch_size must be at most the number of {'units' if problem.unit else 'rows'}, "
+            f"{problem.n_rows:,}, not {spec.batch_size:,}"
+        )
     clipped = _clipped(problem, spec)
     if spec.method == "scs13":
         return _plan_scs13(problem, privacy, spec, clipped)

@@ -136,6 +136,10 @@ class Sgd:
             steps.append(f"momentum {self.momentum:g}")
         if math.isfinite(self.gradient_clip):
             steps.append(f"a row's derivatives clipped at norm {self.gradient_clip:.3g}")
+        if math.isfinite(self.radius):
+            steps.append(f"in a ball of radius {self.radius:g}")
+        if self.average_from > 0:
+            steps.append(f"the model is the mean from step {self.average_from:,} on")
         return (("Passes", passes), ("Steps", ", ".join(steps)))
 
 

@@ -129,7 +129,7 @@ class StepNoise:
                 (
                     "Accounts",
                     "noise on a sum, in units of that bound: {published:.3g} as published (delta/T a step), "
-                    "{advanced:.3g} by strong composition with its own deltas, {pld:.3g} by privacy loss "
+                    "{advanced:.3g} by strong composition with better deltas, {pld:.3g} by privacy loss "
                     "distributions".format(**self.multipliers),
                 )
             )
