@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 300
 TEST_TIMEOUT_S = 300
+
+
+Trials = Mapping[str, "Future[subprocess.CompletedProcess[str]]"]
 
 
 @dataclass(frozen=True)
@@ -576,9 +581,8 @@ def test_the_unchanged_copy_passes(sound: Path) -> None:
     assert result.returncode == pytest.ExitCode.OK, result.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_mutants_are_caught(mutant: Mutant, sound: Path) -> None:
+def try_mutant(mutant: Mutant, sound: Path) -> subprocess.CompletedProcess[str]:
+    """Its test, on a copy that has the mistake."""
     copy = sound.parent / mutant.name
     shutil.copytree(sound, copy)
     file = copy / mutant.file
@@ -588,5 +592,25 @@ def test_mutants_are_caught(mutant: Mutant, sound: Path) -> None:
     if mutant.file.startswith("udas/"):
         build(copy)
     result = run_tests(copy, mutant.test)
-    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
     shutil.rmtree(copy)
+    return result
+
+
+@pytest.fixture(scope="module")
+def trials(sound: Path, request: pytest.FixtureRequest) -> Iterator[Trials]:
+    """The mutants that were chosen, by name, on all cores."""
+    chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {
+            mutant.name: pool.submit(try_mutant, mutant, sound)
+            for mutant in (item.callspec.params.get("mutant") for item in chosen if hasattr(item, "callspec"))
+            if isinstance(mutant, Mutant)
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutants_are_caught(mutant: Mutant, trials: Trials) -> None:
+    result = trials[mutant.name].result()
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
