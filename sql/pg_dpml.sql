@@ -74,6 +74,97 @@ COMMENT ON COLUMN dpml.models.privacy IS 'the guarantee and how it was calibrate
 COMMENT ON COLUMN dpml.models.training IS 'options of the training run';
 COMMENT ON COLUMN dpml.models.charge IS 'the charge in dpml.ledger';
 
+CREATE TABLE dpml.budgets (
+	dataset text PRIMARY KEY,
+	opened_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	opened_by name NOT NULL DEFAULT current_user,
+	rule text NOT NULL CHECK (rule IN ('basic', 'zcdp', 'gdp')),
+	epsilon numeric NOT NULL,
+	delta numeric NOT NULL,
+	relation text NOT NULL CHECK (relation IN ('replace_one', 'add_remove')),
+	unit text,
+	tables text[] NOT NULL,
+	loss_limit numeric NOT NULL,
+	delta_limit numeric NOT NULL
+);
+COMMENT ON TABLE dpml.budgets IS 'what all runs on a data set together may spend, fixed when the budget is opened';
+COMMENT ON COLUMN dpml.budgets.dataset IS 'name of the data set, whatever its tables are called';
+COMMENT ON COLUMN dpml.budgets.opened_at IS 'start of the transaction that opened the budget';
+COMMENT ON COLUMN dpml.budgets.opened_by IS 'role that opened the budget';
+COMMENT ON COLUMN dpml.budgets.rule IS 'how costs compose: basic, zcdp or gdp';
+COMMENT ON COLUMN dpml.budgets.epsilon IS 'epsilon of everything together';
+COMMENT ON COLUMN dpml.budgets.delta IS 'delta of everything together';
+COMMENT ON COLUMN dpml.budgets.relation IS 'neighbouring relation of the guarantee: replace_one or add_remove';
+COMMENT ON COLUMN dpml.budgets.unit IS 'column that is the unit of privacy; null: every row is one';
+COMMENT ON COLUMN dpml.budgets.tables IS 'tables and views whose runs are charged here without naming the data set';
+COMMENT ON COLUMN dpml.budgets.loss_limit IS 'most that the losses of the entries may add up to: epsilon, rho or mu^2';
+COMMENT ON COLUMN dpml.budgets.delta_limit IS 'most that the deltas of the entries may add up to';
+
+CREATE TABLE dpml.budget_entries (
+	dataset text REFERENCES dpml.budgets (dataset),
+	turn bigint,
+	entered_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	entered_by name NOT NULL DEFAULT current_user,
+	request text NOT NULL,
+	charge bigint UNIQUE REFERENCES dpml.ledger (id),
+	loss numeric NOT NULL CHECK (loss >= 0),
+	delta numeric NOT NULL CHECK (delta >= 0),
+	-- Two sessions that both found so many entries cannot both add the next one, whatever they have locked.
+	PRIMARY KEY (dataset, turn),
+	UNIQUE (dataset, request)
+);
+COMMENT ON TABLE dpml.budget_entries IS 'what was taken out of budgets, and when they were closed';
+COMMENT ON COLUMN dpml.budget_entries.dataset IS 'the budget';
+COMMENT ON COLUMN dpml.budget_entries.turn IS 'number of the entry, from 1';
+COMMENT ON COLUMN dpml.budget_entries.entered_at IS 'start of the transaction that made the entry';
+COMMENT ON COLUMN dpml.budget_entries.entered_by IS 'role that made the entry';
+COMMENT ON COLUMN dpml.budget_entries.request IS 'name of the request, which is charged once however often it is sent';
+COMMENT ON COLUMN dpml.budget_entries.charge IS 'the charge in dpml.ledger; null: the budget was closed';
+COMMENT ON COLUMN dpml.budget_entries.loss IS 'cost by the rule of the budget: epsilon, rho or mu^2';
+COMMENT ON COLUMN dpml.budget_entries.delta IS 'delta that the cost leaves to be added';
+
+CREATE FUNCTION dpml.append_only() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	RAISE EXCEPTION '%.% is append-only', TG_TABLE_SCHEMA, TG_TABLE_NAME
+		USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'What was spent stays spent.';
+END
+$$;
+COMMENT ON FUNCTION dpml.append_only() IS 'trigger that refuses to change or remove what was spent';
+
+-- Members of an extension go with it unasked; a view that is none holds it, so that DROP EXTENSION needs CASCADE.
+-- The definer is whoever created the extension: those who charge need no right to create anything.
+CREATE FUNCTION dpml.hold_extension() RETURNS trigger
+	LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	IF pg_catalog.to_regclass('dpml.ledger_in_use') IS NULL THEN
+		BEGIN
+			CREATE VIEW dpml.ledger_in_use AS SELECT pg_catalog.count(*) AS entries FROM dpml.ledger;
+			COMMENT ON VIEW dpml.ledger_in_use IS
+			'keeps DROP EXTENSION pg_dpml from deleting, without CASCADE, the record of what was spent';
+		EXCEPTION
+			WHEN duplicate_table OR unique_violation OR insufficient_privilege THEN
+				NULL;
+		END;
+	END IF;
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dpml.hold_extension() IS 'trigger that makes DROP EXTENSION need CASCADE once something was spent';
+
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.ledger
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budgets
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_entries
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER hold_extension AFTER INSERT ON dpml.ledger
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
+CREATE TRIGGER hold_extension AFTER INSERT ON dpml.budgets
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
+
+SELECT pg_catalog.pg_extension_config_dump('dpml.budgets', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.budget_entries', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
@@ -420,7 +511,8 @@ GRANT dpml_analyst TO bob lets bob read and apply models.'
 WHEN 'ledger' THEN
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
 SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
-Runs on the same rows add up. Direct calls of the aggregates are not in it, and are not private.'
+Runs on the same rows add up; dpml budget open DATASET --epsilon E --table TABLE sets a limit, in dpml.budgets.
+dpml budget show | history | close DATASET. Direct calls of the aggregates are not in it, and are not private.'
 WHEN 'privacy' THEN
 'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with
 probability delta, whatever else an attacker knows. From even odds: epsilon 0.1 to 52.5 %, 1 to 73.1 %, 3 to 95.3 %.
@@ -470,9 +562,11 @@ REVOKE ALL ON FUNCTION
 	dpml.encode(jsonb, record, boolean),
 	dpml.rows(bytea),
 	dpml.poisson_steps(bytea, int4, float8),
-	dpml.unpack(bytea)
+	dpml.unpack(bytea),
+	dpml.append_only(),
+	dpml.hold_extension()
 FROM PUBLIC;
-REVOKE ALL ON TABLE dpml.ledger, dpml.models FROM PUBLIC;
+REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.models FROM PUBLIC;
 REVOKE ALL ON SCHEMA dpml_work FROM PUBLIC;
 GRANT USAGE ON SCHEMA dpml TO PUBLIC;
 
@@ -515,7 +609,10 @@ BEGIN
 			dpml.unpack(bytea)
 		TO dpml_curator;
 		-- Who charged, when, and under which number is not the curator's to say.
-		GRANT SELECT ON TABLE dpml.ledger TO dpml_curator;
+		GRANT SELECT ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries TO dpml_curator;
+		GRANT INSERT (dataset, rule, epsilon, delta, relation, unit, tables, loss_limit, delta_limit)
+			ON TABLE dpml.budgets TO dpml_curator;
+		GRANT INSERT (dataset, turn, request, charge, loss, delta) ON TABLE dpml.budget_entries TO dpml_curator;
 		GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism)
 			ON TABLE dpml.ledger TO dpml_curator;
 		GRANT SELECT, DELETE ON TABLE dpml.models TO dpml_curator;

@@ -27,6 +27,15 @@ def scalar(connection: psycopg.Connection, query: str, *values: Any) -> Any:
     return row[0]
 
 
+def empty_registry(connection: psycopg.Connection) -> None:
+    """Remove models, budgets and the ledger, as only a superuser can who switches triggers off."""
+    connection.execute(
+        "SET session_replication_role = replica; "
+        "TRUNCATE dpml.models, dpml.ledger, dpml.budgets, dpml.budget_entries; "
+        "RESET session_replication_role"
+    )
+
+
 def make_rows(n: int, d: int, loss: str, *, classes: int = 3, seed: int = 1) -> tuple[FloatArray, FloatArray]:
     """Rows of norm below 1, exact in float32, and labels as the loss wants them."""
     rng = np.random.default_rng(seed)

@@ -3,6 +3,7 @@
 
 from pg_dpml.compare import Comparison, ComparisonEntry, compare
 from pg_dpml.errors import (
+    BudgetError,
     DpmlError,
     GuaranteeError,
     RunFailedError,
@@ -18,6 +19,7 @@ from pg_dpml.train import TrainResult, plan, train
 from pg_dpml.tuning import PublicScores, TuneResult, tune
 
 __all__ = [
+    "BudgetError",
     "Column",
     "Comparison",
     "ComparisonEntry",

@@ -50,7 +50,7 @@ _SQL_NAME = re.compile(rf"\s*{_PART}(?:\s*\.\s*{_PART})?\s*")
 _DENIED = re.compile(
     "permission denied for (table|view|materialized view|foreign table|schema|function|aggregate) (.+)"
 )
-_PRODUCTS = ("dpml", "dpml_work", "models", "ledger")
+_PRODUCTS = ("dpml", "dpml_work", "models", "ledger", "budgets", "budget_entries")
 """Names in PostgreSQL's permission errors, which say no schema, that are the extension's own."""
 
 _KINDS = {

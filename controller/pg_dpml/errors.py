@@ -6,6 +6,7 @@
     DpmlError                1   failed
      |-- SpecError           2   a bad argument: names it, its domain and the fix
      |-- UnavailableError    3   no connection, read-only server: try again
+     |-- BudgetError         4   the budget of the data set does not allow the charge
      |-- GuaranteeError      5   a condition of the privacy guarantee does not hold
      +-- RunFailedError      1   failed after the charge; never quotes the server
 """
@@ -38,6 +39,12 @@ class UnavailableError(DpmlError):
     """The server cannot be reached, or cannot be written to."""
 
     exit_code = 3
+
+
+class BudgetError(DpmlError):
+    """Refused because the budget of the data set is closed, or has too little left; nothing was charged."""
+
+    exit_code = 4
 
 
 class GuaranteeError(DpmlError):

@@ -61,6 +61,7 @@ def evaluate(
     clip: float | None = None,
     definition_is_public: bool = False,
     insecure: bool = False,
+    dataset: str | None = None,
 ) -> Evaluation:
     """Figures of a stored model on a table, in exactly one of three modes.
 
@@ -86,6 +87,9 @@ def evaluate(
         With `privacy`, where `table` is a view: the owner's word that which rows it shows is public.
     insecure : bool
         Allow TCP without TLS to another machine.
+    dataset : str or None
+        With `privacy`: name of the budget to charge. None: that which lists `table`, or for the training
+        table of the model that which the model was charged to, if there is one.
 
     Returns
     -------
@@ -97,6 +101,8 @@ def evaluate(
         If not exactly one mode is given: figures on private rows are releases.
     SpecError
         If the model, the table or a column does not exist, or no row has a declared label.
+    BudgetError
+        If the budget of the data set is closed or has too little left; nothing is charged.
     RunFailedError
         If a private evaluation fails after its charge; the charge stays.
     RunInterrupted
@@ -111,7 +117,13 @@ def evaluate(
     database = Database(source, insecure=insecure)
     if privacy is not None:
         scored, relation, error = release_error(
-            database, model, table, privacy, clip=clip, definition_is_public=definition_is_public
+            database,
+            model,
+            table,
+            privacy,
+            clip=clip,
+            definition_is_public=definition_is_public,
+            dataset=dataset,
         )
         return Evaluation(
             model=scored.name,
@@ -123,8 +135,8 @@ def evaluate(
             mean_squared_error=None if error.clip is None else error.value,
             error=error,
         )
-    if clip is not None or definition_is_public:
-        raise SpecError("clip and definition_is_public go with epsilon: exact figures need neither")
+    if clip is not None or definition_is_public or dataset is not None:
+        raise SpecError("clip, definition_is_public and dataset go with epsilon: exact figures need none")
     with database.session("REPEATABLE READ") as session:
         stored = registry.load_model(session, model)
         relation = session.relation(table)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from typing import Any
 
-from pg_dpml import registry
+from pg_dpml import budgets, registry
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, SourceTable, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
@@ -19,6 +18,7 @@ from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.rows import record_of
 from pg_dpml.spec import PrivacySpec
@@ -87,6 +87,7 @@ def release_error(
     *,
     clip: float | None,
     definition_is_public: bool,
+    dataset: str | None,
 ) -> tuple[registry.Model, SourceTable, NoisyError]:
     """Release a model's error on private rows; see `evaluate`.
 
@@ -105,7 +106,7 @@ def release_error(
         model = registry.load_model(session, name)
         relation = session.relation(table)
         release = _plan(session, model, relation, privacy, clip, definition_is_public)
-        charge = _charge(session, release)
+        charge = _charge(session, release, dataset or budgets.dataset_of(session, model, relation))
     spent = f"epsilon = {privacy.epsilon:g} stays charged (entry {charge} of dpml.ledger)"
 
     def exact(session: Session) -> int:
@@ -198,25 +199,23 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
     return largest if clip is None else min(clip, largest)
 
 
-def _charge(session: Session, release: _Release) -> int:
+def _charge(session: Session, release: _Release, dataset: str | None) -> int:
     guarantee = release.guarantee
     mechanism: dict[str, Any] = {
         "release": "errors" if release.clip is None else "clipped squared errors",
         "clip": release.clip,
-        "unit": guarantee.unit,
-        "max_rows_per_unit": guarantee.max_rows_per_unit,
     }
-    return registry.charge(
+    return budgets.charge(
         session,
-        dataset=f"{release.table.schema}.{release.table.name}",
+        release.table,
+        guarantee,
+        gaussian_part(release.noise),
+        dataset=dataset,
         model=release.model.name,
         method="evaluate",
-        epsilon=Decimal(repr(guarantee.epsilon)),
-        delta=Decimal(repr(guarantee.delta)),
-        relation=guarantee.relation.value,
         n_rows=release.n_rows,
         mechanism=mechanism | asdict(release.noise),
-    )
+    ).entry
 
 
 def _used_rows(table: SourceTable, guarantee: Guarantee, shown: sql.Composable) -> sql.Composed:

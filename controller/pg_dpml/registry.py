@@ -26,6 +26,7 @@ __all__ = [
     "find_model",
     "list_models",
     "load_model",
+    "model_of",
     "require_new_name",
     "store_model",
 ]
@@ -246,6 +247,12 @@ def list_models(session: Session) -> list[Model]:
 def find_model(session: Session, name: str) -> Model | None:
     """The stored model of a name, or None."""
     row = session.connection.execute(sa.select(models).where(models.c.name == name)).one_or_none()
+    return None if row is None else _model(row)
+
+
+def model_of(session: Session, charge: int) -> Model | None:
+    """The stored model that a charge paid for, or None."""
+    row = session.connection.execute(sa.select(models).where(models.c.charge == charge)).one_or_none()
     return None if row is None else _model(row)
 
 

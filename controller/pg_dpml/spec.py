@@ -374,6 +374,8 @@ class DataSpec:
         None: every row is one.
     max_rows_per_unit : int
         At most so many rows of a unit are used.
+    dataset : str or None
+        Name of the budget that runs are charged to; None: that which lists `table`, if any does.
 
     Notes
     -----
@@ -391,6 +393,7 @@ class DataSpec:
     projection_seed: int = 0
     unit: str | None = None
     max_rows_per_unit: int = 1
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -409,7 +412,7 @@ class DataSpec:
         if self.projection_seed != 0:
             _whole(self.projection_seed, "projection_seed", 2**53)
         _whole(self.max_rows_per_unit, "max_rows_per_unit", MAX_ROWS_PER_UNIT)
-        for key in ("where", "unit"):
+        for key in ("where", "unit", "dataset"):
             if getattr(self, key) is not None and not isinstance(getattr(self, key), str):
                 raise SpecError(f"{key} must be text, not {getattr(self, key)!r}")
         if self.unit is None and self.max_rows_per_unit != 1:
@@ -427,7 +430,7 @@ class DataSpec:
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> DataSpec:
         """The spec of a parsed TOML document; unknown keys are refused by name."""
-        own = ("table", "where", "definition_is_public", "unit", "max_rows_per_unit")
+        own = ("table", "dataset", "where", "definition_is_public", "unit", "max_rows_per_unit")
         allowed = (*own, "label", "columns", "features")
         _known(given, allowed, "data spec")
         if not isinstance(given.get("table"), str):

@@ -7,12 +7,11 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
 
-from pg_dpml import registry
+from pg_dpml import budgets, registry
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
@@ -20,6 +19,7 @@ from pg_dpml.maintenance import versions
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, noise_record
+from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.rows import Source, count_units, pack, resolve
 from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
 
@@ -128,6 +128,7 @@ def train(
     name: str,
     progress: Progress | None = None,
     insecure: bool = False,
+    request: str | None = None,
 ) -> TrainResult:
     """Train a model inside the database and store it; without noise only if the method says so.
 
@@ -146,6 +147,9 @@ def train(
         See `Progress`.
     insecure : bool
         Allow TCP without TLS to another machine.
+    request : str or None
+        Where the data set has a budget: your name of this charge. A run that is repeated under it, as after a
+        lost connection, gives the model it made and charges nothing. None: a new one.
 
     Returns
     -------
@@ -159,6 +163,8 @@ def train(
         If a condition of the guarantee does not hold; nothing is charged.
     UnavailableError
         If the server cannot be reached or is read-only; nothing is charged.
+    BudgetError
+        If the budget of the data set is closed or has too little left; nothing is charged.
     RunFailedError
         If the run fails after its charge; the charge stays.
     RunInterrupted
@@ -173,7 +179,9 @@ def train(
     Source: privacy/README.md, "Order of a run".
     """
     database = Database(source, insecure=insecure)
-    return train_model(database, data, privacy, training or TrainSpec(), name=name, progress=progress)
+    return train_model(
+        database, data, privacy, training or TrainSpec(), name=name, progress=progress, request=request
+    )
 
 
 def train_model(
@@ -185,6 +193,7 @@ def train_model(
     name: str,
     progress: Progress | None,
     tuning: Mapping[str, Any] | None = None,
+    request: str | None = None,
 ) -> TrainResult:
     """As `train`; `tuning` is stored with the model and says how its settings were chosen."""
     started = time.monotonic()
@@ -192,8 +201,11 @@ def train_model(
         resolved = resolve(session, data)
         n_rows = count_units(session, resolved)
         decided = decide(resolved, n_rows, data, privacy, training)
+        charged = _charge(session, resolved, decided, data, name, request)
+        if charged is not None and charged.repeated:
+            return _made_before(session, charged.entry, decided, name)
         registry.require_new_name(session, name)
-        charge = _charge(session, resolved, decided, name)
+    charge = None if charged is None else charged.entry
     model, passes = run_charged(
         database,
         lambda session: _run(session, resolved, decided, data, name, charge, progress, tuning),
@@ -266,21 +278,35 @@ def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, .
     return tuple(alternative(problem, privacy, method) for method in methods)
 
 
-def _charge(session: Session, source: Source, decided: Plan, name: str) -> int | None:
+def _charge(
+    session: Session, source: Source, decided: Plan, data: DataSpec, name: str, request: str | None
+) -> budgets.Charged | None:
     if decided.guarantee is None or decided.noise is None:
         return None
-    return registry.charge(
+    return budgets.charge(
         session,
-        dataset=f"{source.table.schema}.{source.table.name}",
+        source.table,
+        decided.guarantee,
+        gaussian_part(decided.noise),
+        dataset=data.dataset,
+        request=request,
         model=name,
         method=decided.method,
-        epsilon=Decimal(repr(decided.guarantee.epsilon)),
-        delta=Decimal(repr(decided.guarantee.delta)),
-        relation=decided.guarantee.relation.value,
         n_rows=decided.problem.n_rows,
-        mechanism=noise_record(decided.noise)
-        | {"unit": decided.guarantee.unit, "max_rows_per_unit": decided.guarantee.max_rows_per_unit},
+        mechanism=noise_record(decided.noise),
     )
+
+
+def _made_before(session: Session, charge: int, decided: Plan, name: str) -> TrainResult:
+    """What an earlier run under the same request made."""
+    model = registry.model_of(session, charge)
+    if model is None or model.name != name:
+        made = "stored no model" if model is None else f"made model {model.name}"
+        raise SpecError(
+            f"request: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new run "
+            "draws new noise and is charged again: give it a new request"
+        )
+    return TrainResult(model, decided, model.training["passes"], None)
 
 
 def spent_text(guarantee: Guarantee | None, charge: int | None) -> str:

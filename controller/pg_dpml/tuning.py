@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import sqlalchemy as sa
 
-from pg_dpml import registry, scoring
+from pg_dpml import budgets, registry, scoring
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, SpecError
@@ -147,6 +146,8 @@ def tune(
         If a condition of the guarantee does not hold for some candidate; nothing is charged.
     UnavailableError
         If the server cannot be reached or is read-only; nothing is charged.
+    BudgetError
+        If the budget of the data set is closed or has too little left; nothing is charged.
     RunFailedError
         If the run fails after its charge; the charge stays.
     RunInterrupted
@@ -253,15 +254,14 @@ def _charge(session: Session, tuning: _Tuning) -> int:
         | ({} if plan.noise is None else noise_record(plan.noise))
         for plan, setting in zip(tuning.plans, tuning.grid.settings, strict=True)
     ]
-    guarantee = tuning.guarantee
-    return registry.charge(
+    return budgets.charge(
         session,
-        dataset=f"{tuning.source.table.schema}.{tuning.source.table.name}",
+        tuning.source.table,
+        tuning.guarantee,
+        None,
+        dataset=tuning.data.dataset,
         model=tuning.name,
         method="tune",
-        epsilon=Decimal(repr(guarantee.epsilon)),
-        delta=Decimal(repr(guarantee.delta)),
-        relation=guarantee.relation.value,
         n_rows=tuning.n_rows,
         mechanism={
             "selection": {
@@ -271,10 +271,8 @@ def _charge(session: Session, tuning: _Tuning) -> int:
             },
             "portions": list(tuning.sizes),
             "candidates": candidates,
-            "unit": guarantee.unit,
-            "max_rows_per_unit": guarantee.max_rows_per_unit,
         },
-    )
+    ).entry
 
 
 def _run(

@@ -31,6 +31,7 @@ ORDER = [
     ("replay",),
     ("privacy.mechanisms", "privacy.selection"),
     ("privacy.composed",),
+    ("privacy.budget",),
     ("privacy.accounting",),
     ("privacy.step_noise",),
     ("tables.constraints",),
@@ -42,6 +43,7 @@ ORDER = [
     ("rows",),
     ("portions",),
     ("methods.plan",),
+    ("budgets",),
     ("methods.job",),
     ("methods.sgd",),
     ("methods.minimise",),
@@ -71,10 +73,10 @@ ORDER = [
     ("demo",),
     (),  # the package itself
     ("cli.framework",),
-    ("cli.models", "cli.tables", "cli.training"),
+    ("cli.budget", "cli.models", "cli.tables", "cli.training"),
     ("cli",),
 ]
-FACADE = ("cli.framework", "cli.models", "cli.tables", "cli.training")
+FACADE = ("cli.budget", "cli.framework", "cli.models", "cli.tables", "cli.training")
 """Modules that use the package as its users do."""
 
 
@@ -140,7 +142,7 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
         ("psycopg", {"database", "demo_data"}),
         ("cffi", {"extension"}),
         ("matplotlib", {"plots"}),
-        ("typer", {"cli.framework", "cli.models", "cli.tables", "cli.training"}),
+        ("typer", {"cli.budget", "cli.framework", "cli.models", "cli.tables", "cli.training"}),
         ("rich", {"cli.framework"}),
         (
             "sqlalchemy",
@@ -185,6 +187,7 @@ def test_random_numbers_come_from_the_operating_system() -> None:
 
 
 PUBLIC = [
+    "BudgetError",
     "Column",
     "Comparison",
     "ComparisonEntry",
@@ -236,18 +239,26 @@ def test_exit_codes() -> None:
         "DpmlError": 1,
         "SpecError": 2,
         "UnavailableError": 3,
+        "BudgetError": 4,
         "GuaranteeError": 5,
         "RunFailedError": 1,
     }
 
 
-COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+GROUPS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+COMMANDS = {
+    name if below == "" else f"{name} {below}": command
+    for name, group in GROUPS.items()
+    for below, command in getattr(group, "commands", {"": group}).items()
+}
+"""By name, those of a group with the group's."""
 
 
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
         *("inspect", "check", "plan", "train", "tune", "compare", "evaluate", "predict", "demo"),
         *("models", "show", "report", "export", "drop", "doctor", "cleanup"),
+        *("budget open", "budget show", "budget history", "budget close"),
     }
 
 
@@ -268,7 +279,8 @@ def test_the_readme_shows_only_options_that_exist() -> None:
     for line in re.findall(r"^ *dpml .*$", readme, re.MULTILINE):
         command = line.partition("#")[0].split()
         options = {word for word in command if word.startswith("--")}
-        assert options <= {o for p in COMMANDS[command[1]].params for o in p.opts} | {"--help"}, line
+        name = command[1] if command[1] in COMMANDS else " ".join(command[1:3])
+        assert options <= {o for p in COMMANDS[name].params for o in p.opts} | {"--help"}, line
     for option in re.findall(r"`(--[a-z-]+)", readme):
         assert option in known, option
 

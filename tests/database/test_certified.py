@@ -25,7 +25,7 @@ from pg_dpml.methods import bolt_on, certified
 from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Plan
 from pg_dpml.spec import PrivacySpec, TrainSpec
-from sqltools import scalar
+from sqltools import empty_registry, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)
 LAMBDA = 0.02
@@ -42,7 +42,7 @@ def tables(database: str) -> None:
 @pytest.fixture(autouse=True)
 def clean(connection: psycopg.Connection) -> Iterator[None]:
     """Every test starts without models and charges, and leaves no work table."""
-    connection.execute("TRUNCATE dpml.models, dpml.ledger")
+    empty_registry(connection)
     yield
     left = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
     assert scalar(connection, left) == 0

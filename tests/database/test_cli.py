@@ -19,7 +19,7 @@ import pytest
 
 from people import create_people, make_people
 from pg_dpml.demo import ADULT_SPEC
-from sqltools import scalar
+from sqltools import empty_registry, scalar
 
 # The command line does not depend on the server, and every command starts an interpreter.
 pytestmark = pytest.mark.one_major
@@ -60,7 +60,7 @@ def tables(database: str) -> None:
 
 @pytest.fixture(autouse=True)
 def clean(connection: psycopg.Connection) -> Iterator[None]:
-    connection.execute("TRUNCATE dpml.models, dpml.ledger")
+    empty_registry(connection)
     yield
     query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
     assert scalar(connection, query) == 0

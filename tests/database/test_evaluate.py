@@ -41,7 +41,10 @@ def models(database: str) -> None:
 
 @pytest.fixture(autouse=True)
 def clean(connection: psycopg.Connection) -> None:
-    connection.execute("DELETE FROM dpml.ledger WHERE method = 'evaluate'")
+    connection.execute(
+        "SET session_replication_role = replica; DELETE FROM dpml.ledger WHERE method = 'evaluate'; "
+        "RESET session_replication_role"
+    )
 
 
 def charges(connection: psycopg.Connection) -> list[tuple[Any, ...]]:

@@ -23,7 +23,7 @@ from pg_dpml.methods.job import GramSums, Job
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.rows import PackedRows, Source
-from sqltools import scalar
+from sqltools import empty_registry, scalar
 
 N = 400
 GENEROUS = PrivacySpec(30.0, 1e-6)
@@ -49,7 +49,7 @@ def tables(database: str) -> None:
 
 @pytest.fixture(autouse=True)
 def clean(connection: psycopg.Connection) -> Iterator[None]:
-    connection.execute("TRUNCATE dpml.models, dpml.ledger")
+    empty_registry(connection)
     yield
     query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
     assert scalar(connection, query) == 0

@@ -21,7 +21,7 @@ from pg_dpml.database import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError
 from pg_dpml.methods import sgd
 from pg_dpml.methods.sgd import Sgd
-from sqltools import scalar
+from sqltools import empty_registry, scalar
 
 N = 600
 PEOPLE = [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE]
@@ -45,7 +45,7 @@ def tables(database: str) -> None:
 
 @pytest.fixture(autouse=True)
 def clean(connection: psycopg.Connection) -> Iterator[None]:
-    connection.execute("TRUNCATE dpml.models, dpml.ledger")
+    empty_registry(connection)
     yield
     query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
     assert scalar(connection, query) == 0

@@ -37,7 +37,7 @@ from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.rows import PackedRows, Source
 from pg_dpml.spec import Column, Label, PrivacySpec, TrainSpec
-from sqltools import scalar
+from sqltools import empty_registry, scalar
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.train")
@@ -56,7 +56,7 @@ def tables(database: str) -> None:
 @pytest.fixture(autouse=True)
 def clean(connection: psycopg.Connection) -> Iterator[None]:
     """Every test starts without models and charges, and leaves no work table."""
-    connection.execute("TRUNCATE dpml.models, dpml.ledger")
+    empty_registry(connection)
     yield
     assert work_tables(connection) == 0
 
@@ -718,7 +718,7 @@ def test_without_rights_nothing_is_charged(
     denied = 'permission denied for table people: it takes (GRANT SELECT ON "people" TO "alice")'
     connection.execute(granted(curator, denied))
     connection.execute("REVOKE dpml_curator FROM alice")
-    denied = 'permission denied for table (?:models|ledger): it takes (GRANT dpml_curator TO "alice")'
+    denied = 'permission denied for table (?:budgets|models|ledger): it takes (GRANT dpml_curator TO "alice")'
     connection.execute(granted(curator, denied))
     connection.execute('CREATE SCHEMA "hid den"')
     connection.execute('CREATE TABLE "hid den".people AS TABLE people')

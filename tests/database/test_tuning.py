@@ -27,7 +27,7 @@ from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import selection
 from pg_dpml.rows import PackedRows, Source, count_units, repack, resolve
 from pg_dpml.train import decide
-from sqltools import scalar
+from sqltools import empty_registry, scalar
 
 TUNING: Any = importlib.import_module("pg_dpml.tuning")
 N = 900
@@ -54,7 +54,7 @@ def tables(database: str) -> None:
 
 @pytest.fixture(autouse=True)
 def clean(connection: psycopg.Connection) -> Iterator[None]:
-    connection.execute("TRUNCATE dpml.models, dpml.ledger")
+    empty_registry(connection)
     yield
     query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
     assert scalar(connection, query) == 0

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """The command `dpml`; importing a module of this package registers its commands."""
 
+from pg_dpml.cli import budget as budget
 from pg_dpml.cli import models as models
 from pg_dpml.cli import tables as tables
 from pg_dpml.cli import training as training

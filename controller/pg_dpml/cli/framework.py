@@ -148,10 +148,11 @@ _GROUPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def command(function: Callable[..., None]) -> None:
+def command(function: Callable[..., None], *, to: typer.Typer = app, name: str | None = None) -> None:
     """Register a command: expand its option groups, and turn expected errors into exit codes.
 
-    A parameter named as in `_GROUPS` stands for all options of that group.
+    A parameter named as in `_GROUPS` stands for all options of that group. `to` is the group of commands, and
+    `name` the command's name if it is not the function's.
     """
     own = inspect.signature(function, eval_str=True).parameters
     groups = {
@@ -177,7 +178,7 @@ def command(function: Callable[..., None]) -> None:
     signature = inspect.Signature([p.replace(kind=keyword) for p in expanded])
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in expanded}
-    app.command(name=function.__name__, help=function.__doc__)(run)
+    to.command(name=name or function.__name__, help=function.__doc__)(run)
 
 
 @contextmanager

@@ -52,12 +52,23 @@ def train(
     privacy: pg_dpml.PrivacySpec | None,
     training: pg_dpml.TrainSpec,
     output: Output,
+    request: Annotated[
+        str | None,
+        typer.Option(help="Where the data set has a budget: name of this charge, so that a repeat is free."),
+    ] = None,
 ) -> None:
     """Train a model in the database, charge its privacy loss, and store it."""
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         result = pg_dpml.train(
-            output.dsn, data, privacy, training, name=name, progress=progress, insecure=output.insecure
+            output.dsn,
+            data,
+            privacy,
+            training,
+            name=name,
+            progress=progress,
+            insecure=output.insecure,
+            request=request,
         )
     output.print(f"{report.result_text(result)}\n{_next(name)}", report.result_record(result))
 
@@ -192,6 +203,10 @@ def evaluate(
     definition_is_public: Annotated[
         bool, typer.Option("--definition-is-public", help="With --epsilon, for a view: its filter is public.")
     ] = False,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="With --epsilon: the budget to charge. Default: the table's or the model's."),
+    ] = None,
 ) -> None:
     """Measure a stored model on a table, in exactly one way: --public, --owner or --epsilon."""
     privacy = None if epsilon is None else pg_dpml.PrivacySpec(epsilon, delta, relation)
@@ -205,6 +220,7 @@ def evaluate(
         clip=clip,
         definition_is_public=definition_is_public,
         insecure=output.insecure,
+        dataset=dataset,
     )
     output.print(report.evaluation_text(found), report.evaluation_record(found))
 

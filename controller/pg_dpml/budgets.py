@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Budgets of data sets, and every charge: tables dpml.budgets and dpml.budget_entries.
+
+A budget has the name of a data set, which no rename, dump or restore changes. Its entries are numbered, and
+nobody can add an entry without having seen the one before.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from pg_dpml import registry
+from pg_dpml.database import Session, SourceTable, sql
+from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
+from pg_dpml.methods.plan import Guarantee
+from pg_dpml.privacy.budget import RULES, Cost, cost_of, epsilon_of, limit_of
+from pg_dpml.privacy.relation import Relation
+
+__all__ = [
+    "Budget",
+    "Charged",
+    "Entry",
+    "Left",
+    "charge",
+    "close_budget",
+    "dataset_of",
+    "history",
+    "left_of",
+    "load_budget",
+    "open_budget",
+]
+
+_LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
+_MOST_EPSILON = Decimal(1000)
+_LEAST_DELTA = Decimal("1e-100")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all runs on a data set together may spend; see dpml.budgets."""
+
+    dataset: str
+    opened_at: datetime
+    opened_by: str
+    rule: str
+    epsilon: Decimal
+    delta: Decimal
+    relation: Relation
+    unit: str | None
+    tables: tuple[str, ...]
+    limit: Cost
+
+    @property
+    def meaning(self) -> str:
+        """What it allows, in words."""
+        return f"epsilon = {_short(self.epsilon)}, delta = {_short(self.delta)} by rule {self.rule}"
+
+    def worth(self, loss: Decimal) -> float:
+        """The epsilon of an amount of loss, at the delta that the budget converts with."""
+        return epsilon_of(self.rule, loss, self.limit.delta)
+
+    def amount(self, cost: Cost) -> str:
+        """A cost in words."""
+        text = f"{_LOSSES[self.rule]} = {_short(cost.loss)}"
+        if self.rule != "basic":
+            text += f" (worth epsilon = {self.worth(cost.loss):.4g} alone)"
+        return f"{text} and delta = {_short(cost.delta)}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of a budget after so many entries."""
+
+    entries: int
+    closed: bool
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was taken out of a budget; `charge` is None where it was closed. See dpml.budget_entries."""
+
+    turn: int
+    entered_at: datetime
+    entered_by: str
+    request: str
+    charge: int | None
+    loss: Decimal
+    delta: Decimal
+
+
+class Charged(NamedTuple):
+    """A charge: its number in the ledger, and whether an earlier request by the same name had made it."""
+
+    entry: int
+    repeated: bool
+
+
+def open_budget(
+    session: Session,
+    dataset: str,
+    *,
+    epsilon: Decimal,
+    delta: Decimal,
+    rule: str,
+    relation: Relation = Relation.REPLACE_ONE,
+    unit: str | None = None,
+    tables: tuple[str, ...] = (),
+) -> Budget:
+    """Set the limit of a data set, once and for all.
+
+    Parameters
+    ----------
+    session : Session
+    dataset : str
+        A new name, 1 to 200 characters.
+    epsilon : Decimal
+        In (0, 1000].
+    delta : Decimal
+        In [0, 1); at least 1e-100 but for rule "basic".
+    rule : {"basic", "zcdp", "gdp"}
+    relation : Relation
+        Runs with guarantees of the other one are converted.
+    unit : str or None
+        Column that is the unit of privacy of every run.
+    tables : tuple of str
+        Tables and views, as in SQL, whose runs are charged here although they do not name the data set.
+
+    Returns
+    -------
+    Budget
+
+    Raises
+    ------
+    SpecError
+        If an argument is outside its domain, or the data set has a budget, open or closed.
+    """
+    if not dataset.strip() or len(dataset) > 200:
+        raise SpecError("dataset must have 1 to 200 characters")
+    if rule not in RULES:
+        raise SpecError(f"rule must be one of {', '.join(RULES)}, not {rule!r}")
+    if not (epsilon.is_finite() and 0 < epsilon <= _MOST_EPSILON):
+        raise SpecError(f"epsilon must be in (0, {_MOST_EPSILON}], not {epsilon}")
+    if not (delta.is_finite() and 0 <= delta < 1):
+        raise SpecError(f"delta must be in [0, 1), not {delta}")
+    if rule != "basic" and delta < _LEAST_DELTA:
+        raise SpecError(
+            f"delta must be at least {_LEAST_DELTA} for rule {rule}, which converts with it: give one well "
+            "below 1 / (number of rows), or take rule basic"
+        )
+    if _find(session, dataset) is not None:
+        raise SpecError(
+            f"data set {dataset} has a budget, which is never made larger: dpml budget show {dataset} says "
+            "what is left"
+        )
+    limit = limit_of(rule, epsilon, delta)
+    session.execute(
+        sql.SQL(
+            "INSERT INTO dpml.budgets (dataset, rule, epsilon, delta, relation, unit, tables, loss_limit, "
+            "delta_limit) VALUES (%(dataset)s, %(rule)s, %(epsilon)s, %(delta)s, %(relation)s, %(unit)s, "
+            "%(tables)s, %(loss_limit)s, %(delta_limit)s)"
+        ),
+        {
+            "dataset": dataset,
+            "rule": rule,
+            "epsilon": epsilon,
+            "delta": delta,
+            "relation": relation.value,
+            "unit": unit,
+            "tables": [_table_name(session.relation(table)) for table in tables],
+            "loss_limit": limit.loss,
+            "delta_limit": limit.delta,
+        },
+    )
+    return load_budget(session, dataset)
+
+
+def load_budget(session: Session, dataset: str) -> Budget:
+    """The budget of a data set.
+
+    Raises
+    ------
+    SpecError
+        If it has none.
+    """
+    found = _find(session, dataset)
+    if found is None:
+        raise SpecError(f"data set {dataset} has no budget: dpml budget open {dataset} opens one")
+    return found
+
+
+def left_of(session: Session, budget: Budget) -> Left:
+    """What is left of a budget."""
+    entries, closed, loss, delta = session.fetch_one(
+        sql.SQL(
+            "SELECT pg_catalog.count(*), coalesce(pg_catalog.bool_or(charge IS NULL), false), "
+            "%(loss)s::numeric - coalesce(pg_catalog.sum(loss), 0), "
+            "%(delta)s::numeric - coalesce(pg_catalog.sum(delta), 0) "
+            "FROM dpml.budget_entries WHERE dataset = %(dataset)s"
+        ),
+        {"dataset": budget.dataset, "loss": budget.limit.loss, "delta": budget.limit.delta},
+    )
+    return Left(entries, closed, Cost(loss, delta))
+
+
+def history(session: Session, dataset: str) -> list[Entry]:
+    """What was taken out of a budget, in order."""
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT turn, entered_at, entered_by, request, charge, loss, delta FROM dpml.budget_entries "
+            "WHERE dataset = %(dataset)s ORDER BY turn"
+        ),
+        {"dataset": dataset},
+    )
+    return [Entry(*row) for row in rows]
+
+
+def close_budget(session: Session, dataset: str) -> Budget:
+    """End a budget: nothing more is charged to it, and it is not opened again.
+
+    Raises
+    ------
+    SpecError
+        If there is none.
+    BudgetError
+        If it is closed already.
+    """
+    budget = load_budget(session, dataset)
+    _lock(session, budget)
+    left = left_of(session, budget)
+    _require_open(budget, left)
+    _enter(session, budget, left.entries + 1, f"close {uuid.uuid4()}", None, Cost(Decimal(0), Decimal(0)))
+    return budget
+
+
+def charge(
+    session: Session,
+    table: SourceTable,
+    guarantee: Guarantee,
+    gaussian: tuple[float, float] | None,
+    *,
+    dataset: str | None,
+    model: str,
+    method: str,
+    n_rows: int,
+    mechanism: Mapping[str, Any],
+    request: str | None = None,
+) -> Charged:
+    """Charge a run to the ledger and to its data set's budget; the caller commits before it reads a row.
+
+    Parameters
+    ----------
+    session : Session
+    table : SourceTable
+        That the run reads.
+    guarantee : Guarantee
+    gaussian : tuple of float or None
+        See `privacy.budget.gaussian_part`.
+    dataset : str or None
+        Whose budget to charge; None: that which lists the table, if any does.
+    model, method, n_rows, mechanism
+        See `registry.charge`.
+    request : str or None
+        Name of the charge, which is made once; None: a new one.
+
+    Returns
+    -------
+    Charged
+
+    Raises
+    ------
+    BudgetError
+        If the budget is closed or has too little left.
+    GuaranteeError
+        If the run protects another unit than the budget, or the table belongs to another data set.
+    SpecError
+        If there is no such budget, or no budget that `request` could be of.
+    DpmlError
+        In a transaction whose snapshot is older than the last entry: try again in a new one. At READ
+        COMMITTED, as every command uses, sessions wait for each other instead.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Budgets".
+    """
+    epsilon, delta = Decimal(repr(guarantee.epsilon)), Decimal(repr(guarantee.delta))
+    budget = _budget_of(session, table, dataset)
+    if budget is None and request is not None:
+        raise SpecError(
+            "request goes with a budget, which this data set has not: leave it out, or see dpml budget open"
+        )
+    if budget is not None:
+        _lock(session, budget)
+        left = left_of(session, budget)
+        earlier = None if request is None else _charge_of(session, budget, request)
+        if earlier is not None:
+            return Charged(earlier, True)
+        _require_open(budget, left)
+        _require_unit(budget, guarantee)
+        cost = cost_of(budget.rule, epsilon, delta, gaussian, run=guarantee.relation, budget=budget.relation)
+        if cost.loss > left.cost.loss or cost.delta > left.cost.delta:
+            raise BudgetError(
+                f"the budget of data set {budget.dataset} ({budget.meaning}) has {budget.amount(left.cost)} "
+                f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less"
+            )
+    entry = registry.charge(
+        session,
+        dataset=_table_name(table),
+        model=model,
+        method=method,
+        epsilon=epsilon,
+        delta=delta,
+        relation=guarantee.relation.value,
+        n_rows=n_rows,
+        mechanism=dict(mechanism)
+        | {"unit": guarantee.unit, "max_rows_per_unit": guarantee.max_rows_per_unit},
+    )
+    if budget is not None:
+        _enter(session, budget, left.entries + 1, request or str(uuid.uuid4()), entry, cost)
+    return Charged(entry, False)
+
+
+def dataset_of(session: Session, model: registry.Model, table: SourceTable) -> str | None:
+    """The data set whose budget a model was charged to, if `table` is what it was trained on."""
+    if model.charge is None or model.training.get("dataset") != _table_name(table):
+        return None
+    found = session.fetch(
+        sql.SQL("SELECT dataset FROM dpml.budget_entries WHERE charge = %(charge)s"), {"charge": model.charge}
+    )
+    return found[0][0] if found else None
+
+
+def _table_name(table: SourceTable) -> str:
+    return f"{table.schema}.{table.name}"
+
+
+def _short(number: Decimal) -> str:
+    """As it is where that is short, else to six digits."""
+    return f"{float(number):.{12 if len(number.as_tuple().digits) <= 12 else 6}g}"
+
+
+_COLUMNS = sql.SQL(
+    "SELECT dataset, opened_at, opened_by, rule, epsilon, delta, relation, unit, tables, loss_limit, "
+    "delta_limit FROM dpml.budgets "
+)
+
+
+def _budgets(session: Session, condition: sql.SQL, value: str) -> list[Budget]:
+    rows = session.fetch(_COLUMNS + condition + sql.SQL(" ORDER BY dataset"), {"value": value})
+    return [_budget(*row) for row in rows]
+
+
+def _budget(
+    dataset: str,
+    opened_at: datetime,
+    opened_by: str,
+    rule: str,
+    epsilon: Decimal,
+    delta: Decimal,
+    relation: str,
+    unit: str | None,
+    tables: list[str],
+    *limit: Decimal,
+) -> Budget:
+    """A row of _COLUMNS."""
+    of = Relation(relation)
+    return Budget(dataset, opened_at, opened_by, rule, epsilon, delta, of, unit, tuple(tables), Cost(*limit))
+
+
+def _find(session: Session, dataset: str) -> Budget | None:
+    found = _budgets(session, sql.SQL("WHERE dataset = %(value)s"), dataset)
+    return found[0] if found else None
+
+
+def _budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budget | None:
+    """The budget that a run is charged to; one that lists the table cannot be passed by."""
+    listing = _budgets(session, sql.SQL("WHERE %(value)s = ANY (tables)"), _table_name(table))
+    names = ", ".join(budget.dataset for budget in listing)
+    if dataset is None:
+        if len(listing) > 1:
+            raise SpecError(
+                f"table {table.name} is in several budgets: say which by dataset = one of {names}"
+            )
+        return listing[0] if listing else None
+    if listing and dataset not in (budget.dataset for budget in listing):
+        raise GuaranteeError(f"table {table.name} belongs to data set {names}, not {dataset}")
+    return load_budget(session, dataset)
+
+
+def _lock(session: Session, budget: Budget) -> None:
+    """Wait until nobody else charges this budget; what is read next sees what they did."""
+    session.fetch(
+        sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%(key)s, 0))"),
+        {"key": f"dpml.budgets {budget.dataset}"},
+    )
+
+
+def _charge_of(session: Session, budget: Budget, request: str) -> int | None:
+    found = session.fetch(
+        sql.SQL(
+            "SELECT charge FROM dpml.budget_entries WHERE dataset = %(dataset)s AND request = %(request)s "
+            "AND charge IS NOT NULL"
+        ),
+        {"dataset": budget.dataset, "request": request},
+    )
+    return found[0][0] if found else None
+
+
+def _require_open(budget: Budget, left: Left) -> None:
+    if left.closed:
+        raise BudgetError(
+            f"the budget of data set {budget.dataset} is closed, so nothing is left for any run: "
+            "nothing was charged"
+        )
+
+
+def _require_unit(budget: Budget, guarantee: Guarantee) -> None:
+    if guarantee.unit != budget.unit:
+        wanted, given = (f"unit = {unit}" if unit else "no unit" for unit in (budget.unit, guarantee.unit))
+        raise GuaranteeError(
+            f"the budget of data set {budget.dataset} is for {wanted}, and this run has {given}: one budget "
+            "has one unit of privacy"
+        )
+
+
+def _enter(session: Session, budget: Budget, turn: int, request: str, charge: int | None, cost: Cost) -> None:
+    session.execute(
+        sql.SQL(
+            "INSERT INTO dpml.budget_entries (dataset, turn, request, charge, loss, delta) "
+            "VALUES (%(dataset)s, %(turn)s, %(request)s, %(charge)s, %(loss)s, %(delta)s)"
+        ),
+        {
+            "dataset": budget.dataset,
+            "turn": turn,
+            "request": request,
+            "charge": charge,
+            "loss": cost.loss,
+            "delta": cost.delta,
+        },
+    )

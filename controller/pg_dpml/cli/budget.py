@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Commands about the budgets of data sets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+import pg_dpml
+from pg_dpml import budgets
+from pg_dpml.cli.framework import Output, app, command
+from pg_dpml.privacy.budget import RULES, Cost
+
+group = typer.Typer(help="Limit what all runs on a data set together may spend.", no_args_is_help=True)
+app.add_typer(group, name="budget")
+
+DataSet = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the data set.")]
+
+
+def _decimal(text: str, option: str) -> Decimal:
+    """An option as it is written: a float would not be exact."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise pg_dpml.SpecError(f"{option} must be a number, not {text}") from None
+
+
+@partial(command, to=group, name="open")
+def open_(
+    dataset: DataSet,
+    output: Output,
+    epsilon: Annotated[str, typer.Option(help="Of everything together, in (0, 1000].")],
+    delta: Annotated[str, typer.Option(help="Of everything together, in [0, 1).")],
+    rule: Annotated[str, typer.Option(help=" | ".join(RULES) + ": how runs add up.")] = "gdp",
+    table: Annotated[
+        list[str] | None, typer.Option(help="Charge runs on this table here; may be given more than once.")
+    ] = None,
+    unit: Annotated[str | None, typer.Option(help="Column that is the unit of privacy.")] = None,
+    relation: Annotated[
+        pg_dpml.Relation, typer.Option(help="Which tables count as neighbours.")
+    ] = pg_dpml.Relation.REPLACE_ONE,
+) -> None:
+    """Open the budget of a data set. It is never made larger, and its rule never changes."""
+    with output.session() as session:
+        opened = budgets.open_budget(
+            session,
+            dataset,
+            epsilon=_decimal(epsilon, "--epsilon"),
+            delta=_decimal(delta, "--delta"),
+            rule=rule,
+            relation=relation,
+            unit=unit,
+            tables=tuple(table or ()),
+        )
+        left = budgets.left_of(session, opened)
+    output.print(_text(opened, left), _record(opened, left))
+
+
+@partial(command, to=group)
+def show(dataset: DataSet, output: Output) -> None:
+    """Show a budget and what is left of it."""
+    with output.session() as session:
+        found = budgets.load_budget(session, dataset)
+        left = budgets.left_of(session, found)
+    output.print(_text(found, left), _record(found, left))
+
+
+@partial(command, to=group)
+def history(dataset: DataSet, output: Output) -> None:
+    """List what was taken out of a budget."""
+    with output.session() as session:
+        found = budgets.load_budget(session, dataset)
+        entries = budgets.history(session, dataset)
+        left = budgets.left_of(session, found)
+    lines = [_text(found, left), ""]
+    for entry in entries:
+        what = "closed"
+        if entry.charge is not None:
+            cost = found.amount(Cost(entry.loss, entry.delta))
+            what = f"{cost}, entry {entry.charge} of dpml.ledger, request {entry.request}"
+        lines.append(f"{entry.turn}  {entry.entered_at:%Y-%m-%d %H:%M %Z}  {entry.entered_by}  {what}")
+    if not entries:
+        lines.append("Nothing was charged.")
+    record = _record(found, left) | {"entries": [_plain(asdict(entry)) for entry in entries]}
+    output.print("\n".join(lines), record)
+
+
+@partial(command, to=group)
+def close(dataset: DataSet, output: Output) -> None:
+    """Close a budget for good: nothing more is charged to it."""
+    with output.session() as session:
+        closed = budgets.close_budget(session, dataset)
+        left = budgets.left_of(session, closed)
+    output.print(_text(closed, left), _record(closed, left))
+
+
+def _text(budget: budgets.Budget, left: budgets.Left) -> str:
+    rows = [
+        ("Data set", budget.dataset),
+        ("Budget", budget.meaning),
+        ("Protects", f"{budget.relation.meaning}; unit: {budget.unit or 'a row'}"),
+        ("Tables", ", ".join(budget.tables) or "none; runs name the data set in their spec"),
+        ("Opened", f"{budget.opened_at:%Y-%m-%d %H:%M %Z} by {budget.opened_by}"),
+        ("Entries", f"{left.entries}"),
+        ("Left", "nothing: it is closed" if left.closed else budget.amount(left.cost)),
+    ]
+    return "\n".join(f"{head:<10}{text}" for head, text in rows)
+
+
+def _record(budget: budgets.Budget, left: budgets.Left) -> dict[str, Any]:
+    return _plain(asdict(budget)) | {
+        "entries_count": left.entries,
+        "closed": left.closed,
+        "left": _plain(asdict(left.cost)) | {"worth_epsilon": budget.worth(left.cost.loss)},
+    }
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """For JSON: decimals and times as text, which is exact."""
+    return {key: _plain_value(value) for key, value in record.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _plain(value)
+    if isinstance(value, pg_dpml.Relation):
+        return value.value
+    return value if value is None or isinstance(value, int | str | tuple | list) else str(value)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What a run takes out of a budget: costs that add up, and the limits they may add up to.
+
+Everything is an exact decimal: a cost is rounded up, a limit down. The proofs:
+privacy/README.md, "Budgets".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtri_exp
+
+from pg_dpml.privacy.composed import ComposedNoise
+from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_delta, gaussian_delta_floor, gaussian_mu
+from pg_dpml.privacy.relation import Relation
+
+__all__ = ["RULES", "Cost", "cost_of", "epsilon_of", "gaussian_part", "limit_of", "zcdp_delta"]
+
+RULES = ("basic", "zcdp", "gdp")
+
+_UP = Context(prec=20, rounding=ROUND_CEILING)
+_DOWN = Context(prec=20, rounding=ROUND_FLOOR)
+_ROOM = 1e-9
+"""Above the relative error of every float64 formula here."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What adds up over runs.
+
+    Attributes
+    ----------
+    loss : Decimal
+        Rule "basic": epsilon. "zcdp": rho. "gdp": mu^2.
+    delta : Decimal
+        Rule "basic": delta. Else the probability, at most, that a run is not what its `loss` says.
+    """
+
+    loss: Decimal
+    delta: Decimal
+
+
+def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
+    """What the costs under a budget of (epsilon, delta) may add up to.
+
+    Parameters
+    ----------
+    rule : {"basic", "zcdp", "gdp"}
+    epsilon : Decimal
+        In (0, inf).
+    delta : Decimal
+        In [0, 1); in (0, 1) but for "basic".
+
+    Returns
+    -------
+    Cost
+        Rounded down. But for "basic", half of delta is what `loss` is converted with, and the
+        other half is for the deltas of runs that are no Gaussian release.
+
+    Notes
+    -----
+    Source: Rogers, Roth, Ullman & Vadhan 2016 ("basic"); Canonne, Kamath & Steinke 2020,
+    Proposition 12 ("zcdp"); Balle & Wang 2018, Theorem 8 ("gdp"); privacy/README.md, "Budgets".
+    """
+    if rule == "basic":
+        return Cost(epsilon, delta)
+    half = _DOWN.divide(delta, Decimal(2))
+    if rule == "gdp":
+        loss = gaussian_mu(float(epsilon), float(half)) ** 2
+    else:
+        loss = _zcdp_rho(float(epsilon), float(half))
+    return Cost(_DOWN.create_decimal_from_float(loss * (1.0 - _ROOM)), half)
+
+
+def cost_of(
+    rule: str,
+    epsilon: Decimal,
+    delta: Decimal,
+    gaussian: tuple[float, float] | None,
+    *,
+    run: Relation,
+    budget: Relation,
+) -> Cost:
+    """What an (epsilon, delta)-private run costs.
+
+    Parameters
+    ----------
+    rule : {"basic", "zcdp", "gdp"}
+    epsilon, delta : Decimal
+        Of the run, in (0, inf) and [0, 1).
+    gaussian : tuple of float or None
+        See `gaussian_part`.
+    run, budget : Relation
+        Which neighbours the guarantee of the run, and of the budget, is about. A zero row is one of the
+        values that `replace_one` replaces with; the other way takes two steps.
+
+    Returns
+    -------
+    Cost
+        Rounded up.
+
+    Notes
+    -----
+    Source: Dong, Roth & Su 2022 and Bun & Steinke 2016 for Gaussian releases; Kairouz, Oh & Viswanath 2015
+    for all others; privacy/README.md, "Budgets".
+    """
+    if run is Relation.ADD_REMOVE and budget is Relation.REPLACE_ONE:
+        growth = math.exp(float(epsilon)) if epsilon < 700 else math.inf
+        delta = _ceiling(float(delta) * (1.0 + growth)) if delta else delta
+        epsilon, gaussian = 2 * epsilon, None
+    if rule == "basic":
+        return Cost(epsilon, min(delta, Decimal(1)))
+    if gaussian is not None:
+        mu, rest = gaussian
+        return Cost(_ceiling(mu**2 if rule == "gdp" else 0.5 * mu**2), _ceiling(rest))
+    if rule == "zcdp":
+        return Cost(_UP.divide(_UP.multiply(epsilon, epsilon), Decimal(2)), min(delta, Decimal(1)))
+    return Cost(_ceiling(_pure_mu(float(epsilon)) ** 2), min(delta, Decimal(1)))
+
+
+def gaussian_part(noise: object) -> tuple[float, float] | None:
+    """A run's noise as one Gaussian release.
+
+    Returns
+    -------
+    mu : float
+        Sensitivity over standard deviation, of all releases together.
+    delta : float
+        What the finite precision of the sampler may add.
+
+    Notes
+    -----
+    None for a run that is not, or not only, Gaussian noise on fixed sums. Source:
+    privacy/README.md, "One release" and "Full-batch gradients".
+    """
+    if isinstance(noise, ReleaseNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
+        return noise.calibrated_sensitivity / noise.scale, gaussian_delta_floor(noise.n_weights)
+    if isinstance(noise, ComposedNoise):
+        numbers = noise.steps * noise.n_weights if noise.gradient is not None else 0
+        numbers += noise.moments.n_weights if noise.moments is not None else 0
+        return noise.mu, gaussian_delta_floor(max(numbers, 1))
+    return None
+
+
+def epsilon_of(rule: str, loss: Decimal, delta: Decimal) -> float:
+    """The epsilon that an amount of `Cost.loss` is worth at a delta, to 1e-6; for what is shown.
+
+    Parameters
+    ----------
+    rule : {"basic", "zcdp", "gdp"}
+    loss : Decimal
+        In [0, inf).
+    delta : Decimal
+        In (0, 1); not used by "basic".
+    """
+    amount = float(loss)
+    if rule == "basic" or amount <= 0.0:
+        return amount
+
+    def spent(epsilon: float) -> float:
+        return gaussian_delta(epsilon, math.sqrt(amount)) if rule == "gdp" else zcdp_delta(epsilon, amount)
+
+    low, high = 0.0, 1.0
+    while spent(high) > float(delta):
+        low, high = high, 2.0 * high
+    while high - low > 1e-6 * high and high > 1e-12:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if spent(middle) > float(delta) else (low, middle)
+    return high
+
+
+def zcdp_delta(epsilon: float, rho: float) -> float:
+    """A delta for which rho-zCDP is (epsilon, delta)-private.
+
+    Parameters
+    ----------
+    epsilon : float
+        In [0, inf).
+    rho : float
+        In (0, inf).
+
+    Returns
+    -------
+    float
+        min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha / (alpha - 1);
+        every alpha gives a valid one, so the search for the best cannot err on the wrong side.
+
+    Notes
+    -----
+    Source: Canonne, Kamath & Steinke 2020, Proposition 12.
+    """
+
+    def log_delta(log_order: float) -> float:
+        less = math.exp(log_order)  # alpha - 1
+        return less * ((1.0 + less) * rho - epsilon - math.log1p(1.0 / less)) - math.log1p(less)
+
+    found = minimize_scalar(log_delta, bounds=(-20.0, 30.0), method="bounded", options={"xatol": 1e-9})
+    return math.exp(min(float(found.fun), 0.0))
+
+
+def _zcdp_rho(epsilon: float, delta: float) -> float:
+    """Largest rho for which rho-zCDP is (epsilon, delta)-private, rounded down."""
+    low, high = math.log(epsilon) - 200.0, math.log(epsilon)  # rho = epsilon is too much for delta < 1/2
+    while high - low > 1e-12:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if zcdp_delta(epsilon, math.exp(middle)) <= delta else (low, middle)
+    return math.exp(low)
+
+
+def _pure_mu(epsilon: float) -> float:
+    """The mu of a Gaussian release that tells two neighbours apart no worse than any (epsilon, 0) run."""
+    return float(-2.0 * ndtri_exp(-np.logaddexp(0.0, epsilon)))
+
+
+def _ceiling(value: float) -> Decimal:
+    if not math.isfinite(value):
+        return Decimal("1e300")  # more than any limit
+    return _UP.create_decimal_from_float(value * (1.0 + _ROOM))
