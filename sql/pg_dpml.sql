@@ -143,7 +143,7 @@ BEGIN
 			COMMENT ON VIEW dpml.ledger_in_use IS
 			'keeps DROP EXTENSION pg_dpml from deleting, without CASCADE, the record of what was spent';
 		EXCEPTION
-			WHEN duplicate_table OR unique_violation OR insufficient_privilege THEN
+			WHEN duplicate_table OR duplicate_object OR unique_violation OR insufficient_privilege THEN
 				NULL;
 		END;
 	END IF;

@@ -32,6 +32,7 @@ __all__ = [
     "history",
     "left_of",
     "load_budget",
+    "missing_tables",
     "open_budget",
 ]
 
@@ -206,6 +207,20 @@ def left_of(session: Session, budget: Budget) -> Left:
         {"dataset": budget.dataset, "loss": budget.limit.loss, "delta": budget.limit.delta},
     )
     return Left(entries, closed, Cost(loss, delta))
+
+
+def missing_tables(session: Session, budget: Budget) -> list[str]:
+    """Tables a budget lists that are not there by this name, for a rename or a drop."""
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT listed.name FROM pg_catalog.unnest(%(tables)s::text[]) AS listed (name) "
+            "WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c "
+            "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname || '.' || c.relname = listed.name)"
+        ),
+        {"tables": list(budget.tables)},
+    )
+    return [name for (name,) in rows]
 
 
 def history(session: Session, dataset: str) -> list[Entry]:

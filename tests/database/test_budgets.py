@@ -104,6 +104,17 @@ def train(
     return pg_dpml.train(dsn, data, PrivacySpec(epsilon, 1e-6), training, name=name, request=request)
 
 
+Dpml = Callable[..., Result]
+
+
+@pytest.fixture
+def dpml(database: str) -> Dpml:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments, "--dsn", database])
+
+    return run
+
+
 # Nobody gets more than is left
 
 
@@ -153,6 +164,14 @@ def test_of_twenty_runs_ten_get_a_model(
     assert scalar(connection, "SELECT count(*) FROM dpml.models") == 10
     assert scalar(connection, "SELECT sum(loss) FROM dpml.budget_entries") == 1
     connection.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation".encode())
+
+
+def test_first_charges_may_come_together(database: str, connection: psycopg.Connection) -> None:
+    """Each of them finds that nothing holds the extension yet."""
+    connection.execute("DROP VIEW IF EXISTS dpml.ledger_in_use")
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(lambda _: charge(database, dataset=None), range(10)))
+    assert scalar(connection, "SELECT entries FROM dpml.ledger_in_use") == 10
 
 
 def test_a_stale_snapshot_charges_nothing(database: str) -> None:
@@ -326,7 +345,7 @@ def test_a_curator_charges_and_an_analyst_does_not(database: str, connection: ps
     connection.execute("DROP OWNED BY carol; DROP ROLE carol")
 
 
-def test_a_rename_changes_nothing(database: str, connection: psycopg.Connection) -> None:
+def test_a_rename_changes_nothing(dpml: Dpml, database: str, connection: psycopg.Connection) -> None:
     open_budget(database, "0.2", tables=("people",))
     train(database, "m1")
     connection.execute(
@@ -336,6 +355,7 @@ def test_a_rename_changes_nothing(database: str, connection: psycopg.Connection)
         train(database, "m2", table="moved.citizens")
         with pytest.raises(BudgetError):
             train(database, "m3", table="moved.citizens")
+        assert "Warning   public.people: gone" in dpml("budget", "show", "census").stdout
     finally:
         connection.execute(
             "ALTER TABLE moved.citizens SET SCHEMA public; ALTER TABLE citizens RENAME TO people; "
@@ -410,16 +430,6 @@ def test_dropping_the_extension_needs_cascade(server: EmbeddedServer, connection
 
 # The commands
 
-Dpml = Callable[..., Result]
-
-
-@pytest.fixture
-def dpml(database: str) -> Dpml:
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, [*arguments, "--dsn", database])
-
-    return run
-
 
 def test_the_commands(dpml: Dpml, database: str) -> None:
     opened = dpml(
@@ -429,6 +439,7 @@ def test_the_commands(dpml: Dpml, database: str) -> None:
     assert (opened.exit_code, opened.stderr) == (0, "")
     assert "epsilon = 1, delta = 1e-06 by rule basic" in opened.stdout
     assert "public.people" in opened.stdout
+    assert "Warning" not in opened.stdout
     charge(database)
     shown = json.loads(dpml("budget", "show", "census", "--format", "json").stdout)
     assert (shown["epsilon"], shown["left"]["loss"], shown["closed"]) == ("1.0", "0.9", False)

@@ -37,11 +37,13 @@ class Mutant:
     test: str
 
 
+BUDGET = "controller/pg_dpml/privacy/budget.py"
 COMPOSED = "controller/pg_dpml/privacy/composed.py"
 FULL_BATCH = "controller/pg_dpml/methods/full_batch.py"
 GRADIENT = "udas/kernels/gradient.c"
 MECHANISMS = "controller/pg_dpml/privacy/mechanisms.py"
 SENSITIVITY = "udas/kernels/sensitivity.c"
+TEST_BUDGET = "tests/privacy/test_budget.py"
 TEST_CERTIFIED = "tests/controller/test_certified.py"
 TEST_FULL_BATCH = "tests/privacy/test_full_batch_release.py"
 TEST_FULL_BATCH_REPLAY = "tests/privacy/test_full_batch_replay.py"
@@ -60,6 +62,27 @@ TEST_NOISE = "tests/kernels/test_noise.py"
 TEST_CALIBRATION = "tests/privacy/test_step_noise_calibration.py"
 
 MUTANTS = [
+    Mutant(
+        "budget-spends-delta-twice",
+        BUDGET,
+        "half = _DOWN.divide(delta, Decimal(2))",
+        "half = delta",
+        f"{TEST_BUDGET}::test_the_limits_are_rounded_down_and_tight",
+    ),
+    Mutant(
+        "budget-takes-pure-runs-for-half",
+        BUDGET,
+        "-2.0 * ndtri_exp",
+        "-1.0 * ndtri_exp",
+        f"{TEST_BUDGET}::test_a_pure_run_is_as_private_as_its_gaussian",
+    ),
+    Mutant(
+        "budget-takes-blanked-for-replaced",
+        BUDGET,
+        "epsilon, gaussian = 2 * epsilon, None",
+        "gaussian = None",
+        f"{TEST_BUDGET}::test_a_blanked_row_is_half_of_a_replaced_one",
+    ),
     Mutant(
         "gaussian-noise-halved",
         MECHANISMS,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ import typer
 import pg_dpml
 from pg_dpml import budgets
 from pg_dpml.cli.framework import Output, app, command
+from pg_dpml.database import Session
 from pg_dpml.privacy.budget import RULES, Cost
 
 group = typer.Typer(help="Limit what all runs on a data set together may spend.", no_args_is_help=True)
@@ -56,17 +57,16 @@ def open_(
             unit=unit,
             tables=tuple(table or ()),
         )
-        left = budgets.left_of(session, opened)
-    output.print(_text(opened, left), _record(opened, left))
+        state = _State.of(session, opened)
+    output.print(state.text, state.record)
 
 
 @partial(command, to=group)
 def show(dataset: DataSet, output: Output) -> None:
     """Show a budget and what is left of it."""
     with output.session() as session:
-        found = budgets.load_budget(session, dataset)
-        left = budgets.left_of(session, found)
-    output.print(_text(found, left), _record(found, left))
+        state = _State.of(session, budgets.load_budget(session, dataset))
+    output.print(state.text, state.record)
 
 
 @partial(command, to=group)
@@ -75,8 +75,8 @@ def history(dataset: DataSet, output: Output) -> None:
     with output.session() as session:
         found = budgets.load_budget(session, dataset)
         entries = budgets.history(session, dataset)
-        left = budgets.left_of(session, found)
-    lines = [_text(found, left), ""]
+        state = _State.of(session, found)
+    lines = [state.text, ""]
     for entry in entries:
         what = "closed"
         if entry.charge is not None:
@@ -85,7 +85,7 @@ def history(dataset: DataSet, output: Output) -> None:
         lines.append(f"{entry.turn}  {entry.entered_at:%Y-%m-%d %H:%M %Z}  {entry.entered_by}  {what}")
     if not entries:
         lines.append("Nothing was charged.")
-    record = _record(found, left) | {"entries": [_plain(asdict(entry)) for entry in entries]}
+    record = state.record | {"entries": [_plain(asdict(entry)) for entry in entries]}
     output.print("\n".join(lines), record)
 
 
@@ -93,30 +93,48 @@ def history(dataset: DataSet, output: Output) -> None:
 def close(dataset: DataSet, output: Output) -> None:
     """Close a budget for good: nothing more is charged to it."""
     with output.session() as session:
-        closed = budgets.close_budget(session, dataset)
-        left = budgets.left_of(session, closed)
-    output.print(_text(closed, left), _record(closed, left))
+        state = _State.of(session, budgets.close_budget(session, dataset))
+    output.print(state.text, state.record)
 
 
-def _text(budget: budgets.Budget, left: budgets.Left) -> str:
-    rows = [
-        ("Data set", budget.dataset),
-        ("Budget", budget.meaning),
-        ("Protects", f"{budget.relation.meaning}; unit: {budget.unit or 'a row'}"),
-        ("Tables", ", ".join(budget.tables) or "none; runs name the data set in their spec"),
-        ("Opened", f"{budget.opened_at:%Y-%m-%d %H:%M %Z} by {budget.opened_by}"),
-        ("Entries", f"{left.entries}"),
-        ("Left", "nothing: it is closed" if left.closed else budget.amount(left.cost)),
-    ]
-    return "\n".join(f"{head:<10}{text}" for head, text in rows)
+@dataclass(frozen=True)
+class _State:
+    """What every command shows of a budget."""
 
+    budget: budgets.Budget
+    left: budgets.Left
+    missing: list[str]
 
-def _record(budget: budgets.Budget, left: budgets.Left) -> dict[str, Any]:
-    return _plain(asdict(budget)) | {
-        "entries_count": left.entries,
-        "closed": left.closed,
-        "left": _plain(asdict(left.cost)) | {"worth_epsilon": budget.worth(left.cost.loss)},
-    }
+    @classmethod
+    def of(cls, session: Session, budget: budgets.Budget) -> _State:
+        return cls(budget, budgets.left_of(session, budget), budgets.missing_tables(session, budget))
+
+    @property
+    def text(self) -> str:
+        budget, left = self.budget, self.left
+        rows = [
+            ("Data set", budget.dataset),
+            ("Budget", budget.meaning),
+            ("Protects", f"{budget.relation.meaning}; unit: {budget.unit or 'a row'}"),
+            ("Tables", ", ".join(budget.tables) or "none; runs name the data set in their spec"),
+            ("Opened", f"{budget.opened_at:%Y-%m-%d %H:%M %Z} by {budget.opened_by}"),
+            ("Entries", f"{left.entries}"),
+            ("Left", "nothing: it is closed" if left.closed else budget.amount(left.cost)),
+        ]
+        if self.missing:
+            gone = ", ".join(self.missing)
+            rows.append(("Warning", f"{gone}: gone; if it was renamed, its runs must name the data set"))
+        return "\n".join(f"{head:<10}{text}" for head, text in rows)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        left = _plain(asdict(self.left.cost)) | {"worth_epsilon": self.budget.worth(self.left.cost.loss)}
+        return _plain(asdict(self.budget)) | {
+            "n_entries": self.left.entries,
+            "closed": self.left.closed,
+            "left": left,
+            "missing_tables": self.missing,
+        }
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
