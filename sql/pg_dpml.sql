@@ -353,17 +353,17 @@ COMMENT ON AGGREGATE dpml.pack(bytea) IS 'one block of the rows of many, in the 
 -- Functions for the curator
 
 CREATE FUNCTION dpml.encode(spec jsonb, r record) RETURNS bytea
-	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_encode';
+	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE COST 200 AS 'MODULE_PATHNAME', 'dpml_encode';
 COMMENT ON FUNCTION dpml.encode(jsonb, record) IS
 'a record as a block of one row, by a specification of its columns; no value of a row is an error';
 
 CREATE FUNCTION dpml.encode(spec jsonb, r record, starts_unit boolean) RETURNS bytea
-	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_encode';
+	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE COST 200 AS 'MODULE_PATHNAME', 'dpml_encode';
 COMMENT ON FUNCTION dpml.encode(jsonb, record, boolean) IS
 'a record as a block of one row that says whether the row is the first of its unit of privacy';
 
 CREATE FUNCTION dpml.pack(block bytea, capacity int4, max_bytes int4 DEFAULT 2147483647) RETURNS bytea
-	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_window';
+	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'dpml_pack_window';
 COMMENT ON FUNCTION dpml.pack(bytea, int4, int4) IS
 'window function: at its first row a block of the next rows, at most capacity and within max_bytes, and where it can without cutting a unit; null at the others';
 
@@ -382,7 +382,7 @@ CREATE FUNCTION dpml.unpack(block bytea) RETURNS TABLE (x float4[], y float4)
 COMMENT ON FUNCTION dpml.unpack(bytea) IS 'the rows of a block as features and label';
 
 CREATE FUNCTION dpml.whiten(block bytea, p float8[], norm float8) RETURNS bytea
-	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_whiten';
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 2000 AS 'MODULE_PATHNAME', 'dpml_whiten';
 COMMENT ON FUNCTION dpml.whiten(bytea, float8[], float8) IS
 'the block with every row x as x norm / ||p x||; p is a symmetric matrix, row by row';
 

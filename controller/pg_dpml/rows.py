@@ -20,7 +20,6 @@ __all__ = [
     "Shuffled",
     "Source",
     "count_units",
-    "create_blocks",
     "fill",
     "from_clause",
     "pack",
@@ -376,26 +375,26 @@ class Shuffled(NamedTuple):
     parameters: Mapping[str, Any]
 
 
-def create_blocks(session: Session, source: Source) -> sql.Identifier:
-    """An empty table for blocks, of a random name, that only the current role can read."""
+def _store_blocks(
+    session: Session, source: Source, query: sql.Composable, parameters: Mapping[str, Any]
+) -> PackedRows:
+    """Blocks of a query in its order, in a new table of a random name that only the current role can read."""
     blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
-    in_page = _block_bytes(source) == BLOCK_PAGE_BYTES
-    session.execute(
-        sql.SQL(
-            "CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL) "
-            "WITH (fillfactor = {})"
-        ).format(
-            blocks,
-            # One block a page, or a small block could go into the rest of an earlier page, out of order.
-            sql.Literal(10 if in_page else 100),
+    if _block_bytes(source) == BLOCK_PAGE_BYTES:
+        # One block a page, stored as it is, or a small one could go into the rest of an earlier page, out of
+        # order. A table made of its query may be filled by parallel workers, which INSERT may not.
+        statement = sql.SQL(
+            "CREATE UNLOGGED TABLE {} (block_no, block) WITH (fillfactor = 10, toast_tuple_target = 8160) AS "
         )
-    )
-    session.execute(
-        sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE {}").format(
-            blocks, sql.SQL("PLAIN" if in_page else "EXTERNAL")
+    else:
+        session.execute(
+            sql.SQL("CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL)").format(
+                blocks
+            )
         )
-    )
-    return blocks
+        session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(blocks))
+        statement = sql.SQL("INSERT INTO {} (block_no, block) ")
+    return PackedRows(blocks, session.execute(statement.format(blocks) + query, parameters))
 
 
 def _block_bytes(source: Source) -> int:
@@ -433,16 +432,14 @@ def fill(
     parameters: Mapping[str, Any],
 ) -> PackedRows:
     """Sort encoded rows into a random order and pack them into numbered blocks, in physical order."""
-    blocks = create_blocks(session, source)
-    statement = sql.SQL(
-        "INSERT INTO {blocks} (block_no, block) "
+    query = sql.SQL(
         "SELECT (pg_catalog.row_number() OVER () - 1)::integer, p.block "
         "FROM (SELECT dpml.pack(e.row, 2147483647, {block_bytes}) OVER shuffled AS block "
         # OFFSET 0: encode first, so that narrow rows are sorted
         "FROM ({encoded} OFFSET 0) AS e WINDOW shuffled AS (ORDER BY {order})) AS p "
         "WHERE p.block IS NOT NULL"
-    ).format(blocks=blocks, block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
-    return PackedRows(blocks, session.execute(statement, parameters))
+    ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
+    return _store_blocks(session, source, query, parameters)
 
 
 def shuffled(source: Source) -> Shuffled:
@@ -505,16 +502,14 @@ def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
 def whiten(
     session: Session, source: Source, packed: PackedRows, matrix: sql.Identifier, norm: float
 ) -> PackedRows:
-    """Every row x as x norm / ||P x||, in the same order; the old blocks are dropped.
+    """Every row x as x norm / ||P x||, the blocks in any order; the old blocks are dropped.
 
     `matrix` is a table of one row and one column, P as `float8[]`, row by row.
     Source: privacy/README.md, "Whitened gradients".
     """
-    blocks = create_blocks(session, source)
-    statement = sql.SQL(
-        "INSERT INTO {blocks} (block_no, block) "
+    query = sql.SQL(
         "SELECT b.block_no, dpml.whiten(b.block, (TABLE {matrix}), %(norm)s) FROM {old} AS b"
-    ).format(blocks=blocks, matrix=matrix, old=packed.blocks)
-    whitened = PackedRows(blocks, session.execute(statement, {"norm": norm}))
+    ).format(matrix=matrix, old=packed.blocks)
+    whitened = _store_blocks(session, source, query, {"norm": norm})
     session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
     return whitened

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -253,6 +254,52 @@ def test_whitened_rows_are_no_longer_than_one(database: str, spy: Spy) -> None:
     np.testing.assert_array_equal(norms == 0.0, ~spy.before[0].any(axis=1))
     np.testing.assert_array_equal(spy.before[1], spy.after[1])
     assert [block.starts for block in spy.after[2]] == [block.starts for block in spy.before[2]]
+
+
+def test_workers_pack_and_whiten_the_same_rows(
+    database: str, connection: psycopg.Connection, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of packed rows stays random, and their blocks in the order of their numbers."""
+    store = rows._store_blocks
+    plans: list[str] = []
+    places: list[list[Any]] = []
+
+    def spied(session: Session, source: Source, query: sql.Composable, parameters: Any) -> PackedRows:
+        explained = session.fetch(sql.SQL("EXPLAIN (FORMAT JSON) ") + query, parameters)
+        packed = store(session, source, query, parameters)
+        found = session.fetch(sql.SQL("SELECT block_no FROM {} ORDER BY ctid").format(packed.blocks))
+        plans.append(json.dumps(explained[0]))
+        places.append([number for (number,) in found])
+        return packed
+
+    monkeypatch.setattr(rows, "_store_blocks", spied)
+    connection.execute("CREATE TABLE many AS SELECT people.* FROM people, generate_series(1, 20)")
+    connection.execute("ANALYZE many")
+    settings = {"parallel_setup_cost": 0, "parallel_tuple_cost": 0, "min_parallel_table_scan_size": 0}
+    looks: list[tuple[FloatArray, FloatArray]] = []
+    for workers in (0, 2, 2):
+        options = " ".join(f"-c {key}={value}" for key, value in settings.items())
+        dsn = f"{database} options='{options} -c max_parallel_workers_per_gather={workers}'"
+        training = TrainSpec(method="whitened-dp-gd", passes=2)
+        pg_dpml.train(dsn, people.spec(table="many"), GENEROUS, training, name=f"m{len(looks)}")
+        packing, whitening = plans[-2:]
+        assert ("Gather" in packing, "Gather" in whitening) == (workers > 0, workers > 0)
+        assert places[-2] == list(range(len(places[-2])))
+        assert sorted(places[-1]) == places[-2]
+        assert spy.before is not None
+        assert spy.after is not None
+        np.testing.assert_array_equal(spy.before[1], spy.after[1])
+        looks.append(spy.before[:2])
+        spy.before = None
+    connection.execute("DROP TABLE many")
+    together = [np.column_stack(look) for look in looks]
+    for one in together[1:]:
+        assert not np.array_equal(one, together[0])
+        np.testing.assert_array_equal(
+            np.sort(one.view([("", float)] * one.shape[1]).ravel()),
+            np.sort(together[0].view([("", float)] * one.shape[1]).ravel()),
+        )
+    assert not np.array_equal(together[1], together[2])
 
 
 def test_every_release_has_its_noise(database: str, spy: Spy) -> None:

@@ -8,52 +8,83 @@
 #include <float.h>
 #include <math.h>
 
+#include "group.h"
 #include "row.h"
 #include "scalar.h"
 #include "sgd.h"
-#include "vector.h"
 
-#define WHITEN_ROWS 8			/* of P at a time */
+/* Values of P that stay in the cache, and rows of it that are read at a time at least. */
+#define WHITEN_VALUES 4096
+#define WHITEN_ROWS 8
 
-/* squares[r] += the squares of elements from .. to - 1 of P x, for n_rows (a constant) rows from row i on. */
+/* add_squares of dense rows. */
 DPML_INLINE void
-add_squares(const DpmlBlock *block, const double *p, int n_rows, int32_t i, int64_t from, int64_t to, double *squares)
+add_group_squares(const DpmlBlock *block, const double *p, int n_rows, int32_t i, int64_t from, int64_t to,
+				  int32_t *start, double *squares)
 {
 	int64_t		d = block->n_features;
-	double		products[DPML_GROUP];
+	DpmlGroup	group = dpml_group_read(n_rows, d, block->values + i * d, start);
+	double		products[DPML_TILE * DPML_GROUP];
+	int64_t		k = from;
 
-	for (int64_t k = from; k < to; k++)
+	for (; k + DPML_TILE <= to; k += DPML_TILE)
 	{
-		if (block->kind == DPML_DENSE)
-			dpml_dot_rows_f32(n_rows, d, p + k * d, block->values + i * d, products);
-		else
-			for (int r = 0; r < n_rows; r++)
-			{
-				Row			row = block_row(block, i + r);
-
-				products[r] = row_dot(&row, p + k * d);
-			}
+		dpml_group_dot(&group, DPML_TILE, n_rows, p + k * d, DPML_TILE, products);
+		for (int r = 0; r < n_rows; r++)
+			for (int t = 0; t < DPML_TILE; t++)
+				squares[r] += products[r * DPML_TILE + t] * products[r * DPML_TILE + t];
+	}
+	for (; k < to; k++)
+	{
+		dpml_group_dot(&group, 1, n_rows, p + k * d, 1, products);
 		for (int r = 0; r < n_rows; r++)
 			squares[r] += products[r] * products[r];
 	}
 }
 
-static DPML_CLONES void
-sum_squares(const DpmlBlock *block, const double *p, int32_t first, int32_t end, double *squares)
+/* squares[r] += the squares of elements from .. to - 1 of P x, for n_rows (a constant) rows from row i on; start
+ * has room for n_features / 4 columns. */
+DPML_INLINE void
+add_squares(const DpmlBlock *block, const double *p, int n_rows, int32_t i, int64_t from, int64_t to,
+			int32_t *start, double *squares)
 {
 	int64_t		d = block->n_features;
 
+	if (block->kind == DPML_DENSE && d >= 4)
+	{
+		add_group_squares(block, p, n_rows, i, from, to, start, squares);
+		return;
+	}
+	for (int r = 0; r < n_rows; r++)
+	{
+		Row			row = block_row(block, i + r);
+
+		for (int64_t k = from; k < to; k++)
+		{
+			double		product = row_dot(&row, p + k * d);
+
+			squares[r] += product * product;
+		}
+	}
+}
+
+static DPML_CLONES void
+sum_squares(const DpmlBlock *block, const double *p, int32_t first, int32_t end, int32_t *start, double *squares)
+{
+	int64_t		d = block->n_features;
+	int64_t		step = WHITEN_VALUES / d > WHITEN_ROWS ? WHITEN_VALUES / d : WHITEN_ROWS;
+
 	for (int32_t i = first; i < end; i++)
 		squares[i - first] = 0.0;
-	for (int64_t from = 0; from < d; from += WHITEN_ROWS)
+	for (int64_t from = 0; from < d; from += step)
 	{
-		int64_t		to = from + WHITEN_ROWS < d ? from + WHITEN_ROWS : d;
+		int64_t		to = from + step < d ? from + step : d;
 		int32_t		i = first;
 
 		for (; end - i >= DPML_GROUP; i += DPML_GROUP)
-			add_squares(block, p, DPML_GROUP, i, from, to, squares + (i - first));
+			add_squares(block, p, DPML_GROUP, i, from, to, start, squares + (i - first));
 		for (; i < end; i++)
-			add_squares(block, p, 1, i, from, to, squares + (i - first));
+			add_squares(block, p, 1, i, from, to, start, squares + (i - first));
 	}
 }
 
@@ -91,7 +122,7 @@ scale_row(const Row *row, double factor, float *out)
 int64_t
 dpml_whiten_memory(int32_t n_features, int32_t n)
 {
-	return (int64_t) n_features + n;
+	return (int64_t) n_features + n + n_features / 8 + 1;
 }
 
 void
@@ -100,9 +131,10 @@ dpml_whiten_rows(const DpmlBlock *block, const double *p, double norm, int32_t f
 {
 	double	   *product = work;
 	double	   *squares = work + block->n_features;
+	int32_t    *start = (int32_t *) (squares + n);
 	int32_t		end = n < block->n_rows - first ? first + n : block->n_rows;
 
-	sum_squares(block, p, first, end, squares);
+	sum_squares(block, p, first, end, start, squares);
 	for (int32_t i = first; i < end; i++)
 	{
 		Row			row = block_row(block, i);
