@@ -36,6 +36,13 @@ def empty_registry(connection: psycopg.Connection) -> None:
     )
 
 
+def work_tables(connection: psycopg.Connection) -> int:
+    """How many tables of runs there are."""
+    return int(
+        scalar(connection, "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace")
+    )
+
+
 def make_rows(n: int, d: int, loss: str, *, classes: int = 3, seed: int = 1) -> tuple[FloatArray, FloatArray]:
     """Rows of norm below 1, exact in float32, and labels as the loss wants them."""
     rng = np.random.default_rng(seed)

@@ -379,7 +379,7 @@ def _noise(model: Model) -> Sequence[float | None]:
 
 def noise_bound(model: Model) -> str:
     """Words before the noise: it is a bound where later steps damp it, by how much nobody computes."""
-    return "at most " if model.method in ("scs13", "bst14", "dp-sgd") else ""
+    return "at most " if (model.privacy.get("noise") or {}).get("damped") else ""
 
 
 def coefficients(model: Model) -> list[Coefficient]:
@@ -450,7 +450,10 @@ def _coefficient_lines(model: Model) -> list[str]:
     lines = [f"{'Largest c' if len(found) > SHOWN else 'C'}oefficients"]
     by_feature = found[0].noise is not None and model.whitening is not None
     if by_feature:
-        lines[0] += " and the standard deviation of the noise in each; ~ marks what is within two of it"
+        bound = "a bound on " if noise_bound(model) else ""
+        lines[0] += (
+            f" and {bound}the standard deviation of the noise in each; ~ marks what is within two of it"
+        )
     elif found[0].noise is not None:
         lines[0] += (
             f"; the noise in each has standard deviation {noise_bound(model)}{found[0].noise:.3g}, "

@@ -50,6 +50,8 @@ SGD_OPTIONS = (
 )
 """Fields of `TrainSpec` that only the passes of SGD use."""
 
+_MOST_CLIP = 1e100  # a larger one clips nothing, and its square is beyond float64
+
 _LOSS_OPTIONS = ("loss", "huber_h", "clip", "lambda_")
 _NOISY_OPTIONS = (*_LOSS_OPTIONS, "passes", "batch_size", "radius", "average", "tail")
 METHOD_OPTIONS = {
@@ -537,10 +539,11 @@ class TrainSpec:
     fresh_order : bool
         A new random order of the rows in every pass.
     clip : float or None
-        Bound on the scalar derivative of the loss, in (0, inf). For softmax: on the norm of a row's
+        Bound on the scalar derivative of the loss, in (0, 1e100]. For softmax: on the norm of a row's
         derivatives, in methods with noise on gradients only.
     unit_clip : float or None
-        Of dp-gd with a unit of privacy: bound on the norm of the gradient of all rows of a unit, in (0, inf).
+        Of dp-gd with a unit of privacy: bound on the norm of the gradient of all rows of a unit, in
+        (0, 1e100].
     huber_h : float
         Half width of the Huber SVM's bend, in (0, inf).
     tolerance : float or None
@@ -587,7 +590,7 @@ class TrainSpec:
                 _whole(value, key, most)
         for key in ("step_size", "radius", "clip", "unit_clip"):
             if getattr(self, key) is not None:
-                self._positive(key)
+                self._positive(key, _MOST_CLIP if key.endswith("clip") else math.inf)
         self._positive("huber_h")
         if self.lambda_ is not None:
             _between(self.lambda_, "lambda", 0.0, 1e6)
@@ -617,10 +620,11 @@ class TrainSpec:
                     f"leave {name} out, or {way_out}"
                 )
 
-    def _positive(self, key: str) -> None:
+    def _positive(self, key: str, most: float = math.inf) -> None:
         value = _number(getattr(self, key), key)
-        if value is None or value <= 0.0:
-            raise SpecError(f"{key} must be in (0, inf), not {value!r}")
+        if value is None or not 0.0 < value <= most:
+            domain = "(0, inf)" if most == math.inf else f"(0, {most:g}]"
+            raise SpecError(f"{key} must be in {domain}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -669,8 +673,14 @@ class Grid:
         _known(given, ("grid", "training"), "grid file")
         if "grid" not in given:
             raise SpecError("grid file: give a [grid] table, such as lambda = [0.0, 1e-4, 1e-3]")
-        fixed = _table(given.get("training", {}), "[training]")
-        return cls(given["grid"], TrainSpec(**_train_options(fixed, "[training]")))
+        fixed = _train_options(_table(given.get("training", {}), "[training]"), "[training]")
+        grids = given["grid"] if isinstance(given["grid"], list) else [given["grid"]]
+        listed = [grid.get("method") for grid in grids if isinstance(grid, dict)]
+        named = [methods[0] for methods in listed if isinstance(methods, list) and methods]
+        if "method" not in fixed and len(named) == len(grids):
+            # No candidate has another method, and what they share need only fit those.
+            fixed["method"] = named[0]
+        return cls(given["grid"], TrainSpec(**fixed))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Grid:

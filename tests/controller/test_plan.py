@@ -361,3 +361,8 @@ def test_options_hold_public_numbers_only() -> None:
         "exponent": 0.25,
         "rows": 90,
     }
+
+
+def test_the_bend_of_a_loss_without_one_is_refused() -> None:
+    with pytest.raises(SpecError, match="huber_h does not go with loss = logistic"):
+        bolt(PROBLEMS["logistic"], huber_h=0.2)

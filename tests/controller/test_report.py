@@ -289,6 +289,15 @@ def test_the_record_of_a_whitened_model() -> None:
     assert report.model_record(MODEL)["whitening"] is None
 
 
+@pytest.mark.parametrize("damped", [True, False])
+def test_noise_that_steps_damp_is_a_bound(damped: bool) -> None:
+    noise = NOISE | {"damped": damped}
+    model = replace(MODEL, name="m", privacy=dict(MODEL.privacy) | {"noise": noise})
+    html = model_html(model, charges=None, evaluation=None, versions={})
+    for text in (report.model_text(model), html):
+        assert ("standard deviation at most 0.25" in text) is damped
+
+
 def test_text_says_what_is_within_the_noise() -> None:
     model = replace(MODEL, name="m", training={**MODEL.training, "features": ["p", "q", "r", "s"]})
     lines = report.model_text(model).splitlines()[-4:]

@@ -45,6 +45,10 @@ def test_several_grids_are_joined() -> None:
             '[[grid]]\nloss = ["huber_svm"]\nhuber_h = [0.1, 0.5]\n',
             3,
         ),
+        (
+            '[grid]\nmethod = ["bolt-on", "dp-gd"]\npasses = [2, 5]\n[training]\nlambda = 0.01\n',
+            4,
+        ),
     ],
 )
 def test_grid_files(tmp_path: Path, text: str, n: int) -> None:
@@ -61,6 +65,15 @@ def test_grid_files(tmp_path: Path, text: str, n: int) -> None:
         ({"grid": {"lambda": 0.1}}, "lambda must be a list of values, not 0.1"),
         ({"grid": {"lambda": []}}, "lambda must be a list"),
         ({"grid": {"loss": "logistic"}}, "loss must be a list"),
+        ({"grid": {"method": "bolt-on"}}, "method must be a list"),
+        (
+            {"grid": {"method": ["bolt-on", "dp-gd"]}, "training": {"solver": "sgd"}},
+            "solver belongs to method bolt-on, not to dp-gd",
+        ),
+        (
+            {"grid": [{"method": ["bolt-on"]}, {"loss": ["logistic"]}], "training": {"lambda": 0.1}},
+            "lambda belongs to method dp-gd",
+        ),
         ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, solver, loss"),
         ({"grid": {"lambda_": [1, 2]}}, "unknown key 'lambda_'"),
         ({"grid": {"lambda": [0.0, 0.1]}}, "lambda belongs to method dp-gd or bolt-on .*name the method"),

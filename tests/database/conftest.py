@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from sqltools import empty_registry, work_tables
+
 _numbers = itertools.count(1)
 
 
@@ -23,3 +25,11 @@ def table(connection: psycopg.Connection) -> Iterator[str]:
     ).fetchall():
         word = kinds.get(kind, "TABLE")
         connection.execute(f"DROP {word} {schema}.{name} CASCADE".encode())
+
+
+@pytest.fixture
+def clean(connection: psycopg.Connection) -> Iterator[None]:
+    """The test starts without models, budgets and charges, and leaves no work table."""
+    empty_registry(connection)
+    yield
+    assert work_tables(connection) == 0

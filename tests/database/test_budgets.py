@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +28,9 @@ from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy.budget import Cost
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import PrivacySpec, TrainSpec
-from sqltools import empty_registry, scalar
+from sqltools import scalar
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 N = 200
 BOLT_ON = TrainSpec(method="bolt-on", passes=1)
@@ -40,14 +42,6 @@ TENTH = Guarantee(0.1, 0.0, Relation.REPLACE_ONE)
 def tables(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         create_people(connection, make_people(N))
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    empty_registry(connection)
-    yield
-    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    assert scalar(connection, query) == 0
 
 
 def open_budget(dsn: str, epsilon: str = "1.0", delta: str = "0.1", rule: str = "basic", **more: Any) -> None:

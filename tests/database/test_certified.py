@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from pg_dpml.methods import bolt_on, certified
 from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Plan
 from pg_dpml.spec import PrivacySpec, TrainSpec
-from sqltools import empty_registry, scalar
+from sqltools import scalar
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 PRIVACY = PrivacySpec(1.0, 1e-6)
 LAMBDA = 0.02
@@ -37,15 +39,6 @@ def tables(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         create_people(connection, make_people(N), "clean")
         create_people(connection, [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE], "people")
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    """Every test starts without models and charges, and leaves no work table."""
-    empty_registry(connection)
-    yield
-    left = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    assert scalar(connection, left) == 0
 
 
 class Spy:

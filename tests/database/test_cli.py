@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import pytest
 
 from people import create_people, make_people
 from pg_dpml.demo import ADULT_SPEC
-from sqltools import empty_registry, scalar
+from sqltools import scalar
 
 # The command line does not depend on the server, and every command starts an interpreter.
-pytestmark = pytest.mark.one_major
+pytestmark = [pytest.mark.one_major, pytest.mark.usefixtures("clean")]
 
 N = 300
 TIMEOUT_S = 120
@@ -56,14 +56,6 @@ def tables(database: str) -> None:
         )
         # Counting evaluates no column; encoding the rows takes a minute.
         connection.execute("CREATE VIEW slow AS SELECT id, slowly(age) AS age, town, rich FROM people")
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    empty_registry(connection)
-    yield
-    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    assert scalar(connection, query) == 0
 
 
 @pytest.fixture

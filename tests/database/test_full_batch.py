@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,9 @@ from pg_dpml.methods.job import GramSums, Job
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.rows import PackedRows, Source
-from sqltools import empty_registry, scalar
+from sqltools import scalar
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 N = 400
 GENEROUS = PrivacySpec(30.0, 1e-6)
@@ -46,14 +47,6 @@ def tables(database: str) -> None:
             "CREATE TABLE words AS SELECT 'level ' || i % 60 AS word, i % 3 = 0 AS y "
             "FROM generate_series(1, 300) AS i"
         )
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    empty_registry(connection)
-    yield
-    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    assert scalar(connection, query) == 0
 
 
 class Spy:

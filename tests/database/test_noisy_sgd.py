@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,9 @@ from pg_dpml.database import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError
 from pg_dpml.methods import sgd
 from pg_dpml.methods.sgd import Sgd
-from sqltools import empty_registry, scalar
+from sqltools import scalar
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 N = 600
 PEOPLE = [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE]
@@ -41,14 +42,6 @@ def tables(database: str) -> None:
             "CREATE TABLE visits AS SELECT i % 300 AS patient, (i % 10) / 10.0 AS dose, i % 10 > 4 AS ill "
             "FROM generate_series(1, 6000) AS i"
         )
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    empty_registry(connection)
-    yield
-    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    assert scalar(connection, query) == 0
 
 
 VISITS = DataSpec.from_mapping(

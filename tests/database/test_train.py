@@ -37,7 +37,9 @@ from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.rows import PackedRows, Source
 from pg_dpml.spec import Column, Label, PrivacySpec, TrainSpec
-from sqltools import empty_registry, scalar
+from sqltools import scalar, work_tables
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.train")
@@ -51,19 +53,6 @@ PEOPLE = [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE]
 def tables(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         create_people(connection, PEOPLE)
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    """Every test starts without models and charges, and leaves no work table."""
-    empty_registry(connection)
-    yield
-    assert work_tables(connection) == 0
-
-
-def work_tables(connection: psycopg.Connection) -> int:
-    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    return int(scalar(connection, query))
 
 
 def ledger(connection: psycopg.Connection) -> list[tuple[Any, ...]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -27,7 +26,9 @@ from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import selection
 from pg_dpml.rows import PackedRows, Source, count_units, repack, resolve
 from pg_dpml.train import decide
-from sqltools import empty_registry, scalar
+from sqltools import scalar
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 TUNING: Any = importlib.import_module("pg_dpml.tuning")
 N = 900
@@ -50,14 +51,6 @@ def tables(database: str) -> None:
             "CREATE TABLE visits AS SELECT i AS id, nullif(i % 200, 7) AS patient, (i % 10) / 10.0 AS dose, "
             "i % 10 > 4 AS ill FROM generate_series(1, 1200) AS i"
         )
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    empty_registry(connection)
-    yield
-    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    assert scalar(connection, query) == 0
 
 
 def visits(**changes: Any) -> DataSpec:

@@ -89,6 +89,8 @@ class PlannedNoise(Protocol):
     """The noise of a whole run: what is charged, stored with the model and shown."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    damped: ClassVar[bool]
+    """Later steps damp it, by how much nobody computes: what is said of a score is a bound."""
 
     @property
     def score_stddev(self) -> float:
@@ -161,7 +163,11 @@ class Plan:
 
 def noise_record(noise: PlannedNoise) -> dict[str, Any]:
     """Noise as a JSON-ready mapping, as it is charged, stored and shown."""
-    return asdict(noise) | {"score_stddev": noise.score_stddev, "expected_norm": noise.expected_norm}
+    return asdict(noise) | {
+        "score_stddev": noise.score_stddev,
+        "expected_norm": noise.expected_norm,
+        "damped": noise.damped,
+    }
 
 
 def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, float]) -> Loss:
@@ -176,6 +182,8 @@ def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, f
     kind = spec.loss or allowed[0]
     if kind not in allowed:
         raise SpecError(f"loss for a {problem.task} label must be {' or '.join(allowed)}, not {kind}")
+    if kind != "huber_svm" and spec.huber_h != TrainSpec.huber_h:
+        raise SpecError(f"huber_h does not go with loss = {kind}: leave it out, or take loss = huber_svm")
     if kind == "softmax":
         if spec.clip is not None:
             raise SpecError("clip does not go with loss = softmax: leave it out")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -71,6 +72,8 @@ class ComposedNoise:
     n_weights: int
     score_stddev: float
 
+    damped: ClassVar[bool] = True
+
     @property
     def expected_norm(self) -> float:
         """Root mean square of the norm of the noise in the model."""
@@ -89,8 +92,8 @@ class ComposedNoise:
             ("Sensitivity", f"{moves} (L2 distance one row can move it)"),
             (
                 "Noise",
-                f"gaussian, {stddevs}: mu = {self.mu:.4g} in all. Adds a standard deviation of about "
-                f"{self.score_stddev:.3g} to the score of a row.",
+                f"gaussian, {stddevs}: mu = {self.mu:.4g} in all. Adds a standard deviation of at "
+                f"most {self.score_stddev:.3g} to the score of a row.",
             ),
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -367,6 +368,8 @@ class ReleaseNoise:
     calibrated_sensitivity: float
     grid: float
     n_weights: int
+
+    damped: ClassVar[bool] = False
 
     @property
     def score_stddev(self) -> float:

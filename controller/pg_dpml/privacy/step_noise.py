@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule, noise_grid
@@ -35,8 +36,8 @@ _GROWTH_POINTS = 4000
 _MOST_STEPS = 2**31 - 1
 """Of a Poisson pass, as in udas/options.c."""
 
-_SCALES = (2.0**-900, 2.0**900)
-"""Least and largest scale of the server's noise, as in udas/options.c."""
+_SMALLEST_SCALE = 2.0**-900
+"""Of the server's noise, as in udas/options.c; the largest, 2^900, no clip of TrainSpec reaches."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class StepNoise:
     n_weights: int
     multipliers: Mapping[str, float] = field(default_factory=dict)
     score_stddev: float = 0.0
+
+    damped: ClassVar[bool] = True
 
     @property
     def sum_stddev(self) -> float:
@@ -156,10 +159,10 @@ def _calibrated(
             f"{n_weights} weights: take a larger epsilon, fewer passes or a larger batch_size"
         )
     scale = multiplier * (change + rounding) / (1.0 - share) * (1.0 + 2.0**-40)
-    if not _SCALES[0] <= scale <= _SCALES[1]:
+    if scale < _SMALLEST_SCALE:
         raise GuaranteeError(
-            f"noise of scale {scale:.1e} is outside 1e-270 to 1e270, where the server can draw it: take a "
-            f"{'larger' if scale < 1.0 else 'smaller'} clip"
+            f"noise of scale {scale:.1e} is below {_SMALLEST_SCALE:.0e}, too small for the server: take "
+            "a larger clip"
         )
     grid = noise_grid(scale)
     return scale, change + grid * math.sqrt(n_weights) + rounding, grid

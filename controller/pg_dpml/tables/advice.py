@@ -146,7 +146,8 @@ def check_text(check: TableCheck) -> str:
         lines += _entry(column.name, name_width, "; ".join(_findings(column)) or "as the spec says", hints)
     lines += ["", "Label"]
     findings = [f"{name}: {rows:,}" for name, rows in _class_sizes(check).items()]
-    findings += _findings(check.label)
+    others = "of the other class" if _has_other_class(check.data) else "not declared"
+    findings += _findings(check.label, others)
     lines += _entry(check.label.name, name_width, "; ".join(findings) or "as the spec says", hints)
     if check.units:
         lines += ["", "People"]
@@ -167,8 +168,8 @@ def _entry(name: str, width: int, text: str, hints: dict[str, list[str]]) -> lis
     return lines
 
 
-def _findings(check: ValueCheck) -> Iterator[str]:
-    """What is not as the spec says."""
+def _findings(check: ValueCheck, undeclared: str = "not declared") -> Iterator[str]:
+    """What is not as the spec says, and how often it does not list a value."""
     counts = {
         "NULL": check.nulls,
         "NaN": check.nan,
@@ -185,7 +186,7 @@ def _findings(check: ValueCheck) -> Iterator[str]:
             yield f"{rows:,} {what}"
     if check.unknown:
         shown = ", ".join(f"{value.value!r} {value.rows:,}" for value in check.unknown_values)
-        yield f"{check.unknown:,} not declared ({shown})"
+        yield f"{check.unknown:,} {undeclared} ({shown})"
     unseen = [level.value for level in check.levels or () if level.rows == 0]
     if unseen:
         yield f"never: {', '.join(map(repr, unseen[:10]))}{' ...' if len(unseen) > 10 else ''}"
