@@ -57,7 +57,7 @@ def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
                 "release of all second moments to beat noisy gradients"
             )
             return _choose(problem, privacy, spec, "sufficient-statistics", reason)
-    reason = f"the most accurate with so many rows for up to {most:,} features, and it needs few passes"
+    reason = f"usually the most accurate for up to {most:,} features with so many rows, and in few passes"
     return _choose(problem, privacy, spec, "whitened-dp-gd", reason)
 
 
