@@ -163,11 +163,161 @@ CREATE TRIGGER hold_extension AFTER INSERT ON dpml.ledger
 CREATE TRIGGER hold_extension AFTER INSERT ON dpml.budgets
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
 
+-- Requests: who may not read a table asks for a model of it, and dpml serve, run by the data's owner, trains it.
+
+CREATE TABLE dpml.datasets (
+	name text PRIMARY KEY REFERENCES dpml.budgets (dataset),
+	registered_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	registered_by name NOT NULL DEFAULT current_user,
+	role name NOT NULL,
+	source text NOT NULL,
+	source_owner name NOT NULL,
+	spec text NOT NULL,
+	max_epsilon numeric NOT NULL,
+	max_passes int NOT NULL,
+	offered boolean NOT NULL DEFAULT true
+);
+COMMENT ON TABLE dpml.datasets IS 'data sets of which models may be requested, by dpml.request or dpml.train';
+COMMENT ON COLUMN dpml.datasets.name IS 'name of the data set, and of its budget';
+COMMENT ON COLUMN dpml.datasets.registered_at IS 'start of the transaction that registered it first';
+COMMENT ON COLUMN dpml.datasets.registered_by IS 'role that registered it, the only one whose dpml serve trains on it';
+COMMENT ON COLUMN dpml.datasets.role IS 'role whose members may request models';
+COMMENT ON COLUMN dpml.datasets.source IS 'table or view, with its schema';
+COMMENT ON COLUMN dpml.datasets.source_owner IS 'owner of the table: one of this name but of another owner is not read';
+COMMENT ON COLUMN dpml.datasets.spec IS 'label, columns, filter and unit of privacy: the data spec as TOML';
+COMMENT ON COLUMN dpml.datasets.max_epsilon IS 'largest epsilon of one request';
+COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes that one request may name';
+COMMENT ON COLUMN dpml.datasets.offered IS 'false once it was withdrawn';
+
+CREATE TABLE dpml.requests (
+	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	requested_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	requested_by name NOT NULL DEFAULT current_user,
+	dataset text NOT NULL REFERENCES dpml.datasets (name),
+	model text NOT NULL,
+	options jsonb NOT NULL,
+	state text NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'running', 'done', 'refused', 'failed')),
+	message text,
+	charge bigint REFERENCES dpml.ledger (id)
+);
+CREATE INDEX requests_unfinished ON dpml.requests (dataset, id) WHERE state IN ('waiting', 'running');
+COMMENT ON TABLE dpml.requests IS 'requests of models; each role sees its own, and those of data sets that it registered';
+COMMENT ON COLUMN dpml.requests.id IS 'number of the request; they are served in this order';
+COMMENT ON COLUMN dpml.requests.requested_at IS 'start of the transaction that filed the request';
+COMMENT ON COLUMN dpml.requests.requested_by IS 'role that filed it and will own the model';
+COMMENT ON COLUMN dpml.requests.dataset IS 'data set, see dpml.datasets';
+COMMENT ON COLUMN dpml.requests.model IS 'name of the new model';
+COMMENT ON COLUMN dpml.requests.options IS 'objects privacy (epsilon, delta, relation) and training (method and its options)';
+COMMENT ON COLUMN dpml.requests.state IS
+'waiting, running, done, refused (nothing was charged) or failed (see charge)';
+COMMENT ON COLUMN dpml.requests.message IS 'why it was refused or failed';
+COMMENT ON COLUMN dpml.requests.charge IS 'the charge in dpml.ledger; null: nothing was charged';
+
+-- Privileges say which columns a role may touch, policies which rows. Neither lets who files a request lock a row
+-- that the service waits for.
+ALTER TABLE dpml.datasets ENABLE ROW LEVEL SECURITY;
+CREATE POLICY see ON dpml.datasets FOR SELECT USING (registered_by = current_user OR EXISTS (
+	SELECT FROM pg_catalog.pg_roles r
+	WHERE r.rolname = datasets.role AND pg_catalog.pg_has_role(r.oid, 'USAGE')));
+CREATE POLICY register ON dpml.datasets FOR INSERT WITH CHECK (registered_by = current_user);
+CREATE POLICY change ON dpml.datasets FOR UPDATE USING (registered_by = current_user);
+
+ALTER TABLE dpml.requests ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON dpml.requests FOR SELECT USING (requested_by = current_user);
+CREATE POLICY file ON dpml.requests FOR INSERT WITH CHECK (requested_by = current_user);
+CREATE POLICY see ON dpml.requests FOR SELECT USING (EXISTS (
+	SELECT FROM dpml.datasets d WHERE d.name = requests.dataset AND d.registered_by = current_user));
+CREATE POLICY serve ON dpml.requests FOR UPDATE USING (EXISTS (
+	SELECT FROM dpml.datasets d WHERE d.name = requests.dataset AND d.registered_by = current_user));
+
+CREATE FUNCTION dpml.check_request() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	IF TG_OP = 'UPDATE' THEN
+		IF OLD.state NOT IN ('waiting', 'running') OR NEW.state = 'waiting' THEN
+			RAISE EXCEPTION 'request % is % and cannot become %', OLD.id, OLD.state, NEW.state
+				USING ERRCODE = 'object_not_in_prerequisite_state';
+		END IF;
+		RETURN NEW;
+	END IF;
+	IF NOT row_security_active('dpml.requests') THEN
+		RETURN NEW;				-- the extension's owner, who also restores a dump
+	END IF;
+	IF NOT EXISTS (SELECT FROM dpml.datasets d JOIN pg_roles r ON r.rolname = d.role
+			WHERE d.name = NEW.dataset AND d.offered AND pg_has_role(r.oid, 'USAGE')) THEN
+		RAISE EXCEPTION 'no data set called % is offered to role %', left(NEW.dataset, 200), current_user
+			USING ERRCODE = 'undefined_object', HINT = 'SELECT name FROM dpml.datasets lists those that are.';
+	END IF;
+	IF length(NEW.model) NOT BETWEEN 1 AND 200 THEN
+		RAISE EXCEPTION 'model must have 1 to 200 characters' USING ERRCODE = 'invalid_parameter_value';
+	END IF;
+	IF jsonb_typeof(NEW.options) <> 'object' OR octet_length(NEW.options::text) > 10000 THEN
+		RAISE EXCEPTION 'options must be a JSON object of at most 10000 bytes'
+			USING ERRCODE = 'invalid_parameter_value',
+			HINT = 'Such as {"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on"}}.';
+	END IF;
+	IF (SELECT count(*) FROM dpml.requests q WHERE q.state = 'waiting' AND q.requested_by = current_user) >= 100 THEN
+		RAISE EXCEPTION '100 requests of role % are waiting', current_user
+			USING ERRCODE = 'configuration_limit_exceeded', HINT = 'Wait until some of them are done.';
+	END IF;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.check_request() IS 'trigger that checks new requests, and keeps what became of one as it is';
+CREATE TRIGGER check_request BEFORE INSERT OR UPDATE ON dpml.requests
+	FOR EACH ROW EXECUTE FUNCTION dpml.check_request();
+
+CREATE FUNCTION dpml.request(dataset text, model text, options jsonb DEFAULT '{}') RETURNS bigint
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+BEGIN ATOMIC
+	INSERT INTO dpml.requests (dataset, model, options) VALUES (dataset, model, options) RETURNING id;
+END;
+COMMENT ON FUNCTION dpml.request(text, text, jsonb) IS
+'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it';
+
+-- A procedure that commits has no search_path of its own: what it looks up at run time is written with its schema.
+CREATE PROCEDURE dpml.train(dataset text, model text, options jsonb DEFAULT '{}')
+	LANGUAGE plpgsql AS $$
+DECLARE
+	request CONSTANT bigint := dpml.request(dataset, model, options);
+	filed CONSTANT timestamptz := pg_catalog.clock_timestamp();
+	said boolean := false;
+	outcome text;
+	reason text;
+BEGIN
+	LOOP
+		COMMIT;
+		SELECT q.state, q.message INTO STRICT outcome, reason FROM dpml.requests q
+			WHERE q.id OPERATOR(pg_catalog.=) request;
+		EXIT WHEN outcome OPERATOR(pg_catalog.<>) 'waiting' AND outcome OPERATOR(pg_catalog.<>) 'running';
+		IF NOT said AND outcome OPERATOR(pg_catalog.=) 'waiting' AND pg_catalog.clock_timestamp()
+				OPERATOR(pg_catalog.>) (filed OPERATOR(pg_catalog.+) '10 seconds'::pg_catalog.interval) THEN
+			said := true;
+			RAISE NOTICE 'request % is waiting for dpml serve', request
+				USING HINT = 'Cancelling the call leaves it there; SELECT * FROM dpml.requests shows what becomes of it.';
+		END IF;
+		COMMIT;
+		PERFORM pg_catalog.pg_sleep(0.2);
+	END LOOP;
+	IF outcome OPERATOR(pg_catalog.=) 'refused' THEN
+		RAISE EXCEPTION 'request % was refused: %', request, reason;
+	ELSIF outcome OPERATOR(pg_catalog.=) 'failed' THEN
+		RAISE EXCEPTION 'request % failed: %', request, reason;
+	END IF;
+	RAISE NOTICE 'model % is ready', model;
+END
+$$;
+COMMENT ON PROCEDURE dpml.train(text, text, jsonb) IS
+'dpml.request, and waits until the model is there; an error if it was refused or failed';
+
 SELECT pg_catalog.pg_extension_config_dump('dpml.budgets', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.budget_entries', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.datasets', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.requests', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.requests_id_seq', '');
 
 CREATE TYPE dpml.epoch AS (weights float8[], average float8[], steps bigint, rows bigint, velocity float8[]);
 COMMENT ON TYPE dpml.epoch IS
@@ -513,6 +663,15 @@ WHEN 'ledger' THEN
 SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
 Runs on the same rows add up; dpml budget open DATASET --epsilon E --table TABLE sets a limit, in dpml.budgets.
 dpml budget show | history | close DATASET. Direct calls of the aggregates are not in it, and are not private.'
+WHEN 'requests' THEN
+'Models of tables that you may not read. Their owner registers a data set, which has a budget, and runs the service:
+dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
+Members of ROLE with dpml_analyst ask for models, and own them:
+SELECT name, role, spec, max_epsilon FROM dpml.datasets;
+CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on"}}'');
+SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
+Both need a transaction of their own to be seen. What is committed is run and charged, even if the session ends.
+privacy: epsilon, delta, relation. training: method and its options, as in the topic train.'
 WHEN 'privacy' THEN
 'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with
 probability delta, whatever else an attacker knows. From even odds: epsilon 0.1 to 52.5 %, 1 to 73.1 %, 3 to 95.3 %.
@@ -520,7 +679,7 @@ replace_one: the values of one row change. add_remove: one row is blanked out. T
 Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.'
 ELSE
 'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics
-train, predict, evaluate, sgd_epoch, poisson, gradient, pack, loss, options, spec, models, ledger, privacy'
+train, predict, evaluate, sgd_epoch, poisson, gradient, pack, loss, options, spec, models, ledger, requests, privacy'
 END;
 COMMENT ON FUNCTION dpml.help(text) IS 'how to use the extension, by topic; without one, the topics';
 
@@ -564,9 +723,13 @@ REVOKE ALL ON FUNCTION
 	dpml.poisson_steps(bytea, int4, float8),
 	dpml.unpack(bytea),
 	dpml.append_only(),
-	dpml.hold_extension()
+	dpml.hold_extension(),
+	dpml.check_request(),
+	dpml.request(text, text, jsonb)
 FROM PUBLIC;
-REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.models FROM PUBLIC;
+REVOKE ALL ON PROCEDURE dpml.train(text, text, jsonb) FROM PUBLIC;
+REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.models, dpml.datasets, dpml.requests
+	FROM PUBLIC;
 REVOKE ALL ON SCHEMA dpml_work FROM PUBLIC;
 GRANT USAGE ON SCHEMA dpml TO PUBLIC;
 
@@ -617,12 +780,20 @@ BEGIN
 			ON TABLE dpml.ledger TO dpml_curator;
 		GRANT SELECT, DELETE ON TABLE dpml.models TO dpml_curator;
 		GRANT INSERT (name, method, private, task, loss, classes, weights, whitening, n_features, encoder,
-				privacy, training, charge)
+				privacy, training, charge, owner)
 			ON TABLE dpml.models TO dpml_curator;
+		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_curator;
+		GRANT INSERT (name, role, source, source_owner, spec, max_epsilon, max_passes),
+			UPDATE (role, source, source_owner, spec, max_epsilon, max_passes, offered)
+			ON TABLE dpml.datasets TO dpml_curator;
+		GRANT UPDATE (state, message, charge) ON TABLE dpml.requests TO dpml_curator;
 		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
 	END IF;
 	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_analyst') THEN
-		GRANT SELECT ON TABLE dpml.models TO dpml_analyst;
+		GRANT SELECT ON TABLE dpml.models, dpml.datasets, dpml.requests TO dpml_analyst;
+		GRANT INSERT (dataset, model, options) ON TABLE dpml.requests TO dpml_analyst;
+		GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
+		GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 	END IF;
 END
 $$;

@@ -31,7 +31,7 @@ def empty_registry(connection: psycopg.Connection) -> None:
     """Remove models, budgets and the ledger, as only a superuser can who switches triggers off."""
     connection.execute(
         "SET session_replication_role = replica; "
-        "TRUNCATE dpml.models, dpml.ledger, dpml.budgets, dpml.budget_entries; "
+        "TRUNCATE dpml.models, dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.datasets, dpml.requests; "
         "RESET session_replication_role"
     )
 

@@ -26,7 +26,9 @@ __all__ = [
     "Charged",
     "Entry",
     "Left",
+    "budget_of",
     "charge",
+    "charge_of",
     "close_budget",
     "dataset_of",
     "history",
@@ -34,6 +36,7 @@ __all__ = [
     "load_budget",
     "missing_tables",
     "open_budget",
+    "require_unit",
 ]
 
 _LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
@@ -304,7 +307,7 @@ def charge(
     Source: privacy/README.md, "Budgets".
     """
     epsilon, delta = Decimal(repr(guarantee.epsilon)), Decimal(repr(guarantee.delta))
-    budget = _budget_of(session, table, dataset)
+    budget = budget_of(session, table, dataset)
     if budget is None and request is not None:
         raise SpecError(
             "request goes with a budget, which this data set has not: leave it out, or see dpml budget open"
@@ -312,11 +315,11 @@ def charge(
     if budget is not None:
         _lock(session, budget)
         left = left_of(session, budget)
-        earlier = None if request is None else _charge_of(session, budget, request)
+        earlier = None if request is None else charge_of(session, budget.dataset, request)
         if earlier is not None:
             return Charged(earlier, True)
         _require_open(budget, left)
-        _require_unit(budget, guarantee)
+        require_unit(budget, guarantee.unit)
         cost = cost_of(budget.rule, epsilon, delta, gaussian, run=guarantee.relation, budget=budget.relation)
         if cost.loss > left.cost.loss or cost.delta > left.cost.delta:
             raise BudgetError(
@@ -338,6 +341,18 @@ def charge(
     if budget is not None:
         _enter(session, budget, left.entries + 1, request or str(uuid.uuid4()), entry, cost)
     return Charged(entry, False)
+
+
+def charge_of(session: Session, dataset: str, request: str) -> int | None:
+    """The number in the ledger of the charge that a request made, if it made one."""
+    found = session.fetch(
+        sql.SQL(
+            "SELECT charge FROM dpml.budget_entries WHERE dataset = %(dataset)s AND request = %(request)s "
+            "AND charge IS NOT NULL"
+        ),
+        {"dataset": dataset, "request": request},
+    )
+    return found[0][0] if found else None
 
 
 def dataset_of(session: Session, model: registry.Model, table: SourceTable) -> str | None:
@@ -392,8 +407,16 @@ def _find(session: Session, dataset: str) -> Budget | None:
     return found[0] if found else None
 
 
-def _budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budget | None:
-    """The budget that a run is charged to; one that lists the table cannot be passed by."""
+def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budget | None:
+    """The budget that a run is charged to; one that lists the table cannot be passed by.
+
+    Raises
+    ------
+    GuaranteeError
+        If the table belongs to another data set than `dataset`.
+    SpecError
+        If there is no budget of this name, or several that list the table and none is named.
+    """
     listing = _budgets(session, sql.SQL("WHERE %(value)s = ANY (tables)"), _table_name(table))
     names = ", ".join(budget.dataset for budget in listing)
     if dataset is None:
@@ -415,17 +438,6 @@ def _lock(session: Session, budget: Budget) -> None:
     )
 
 
-def _charge_of(session: Session, budget: Budget, request: str) -> int | None:
-    found = session.fetch(
-        sql.SQL(
-            "SELECT charge FROM dpml.budget_entries WHERE dataset = %(dataset)s AND request = %(request)s "
-            "AND charge IS NOT NULL"
-        ),
-        {"dataset": budget.dataset, "request": request},
-    )
-    return found[0][0] if found else None
-
-
 def _require_open(budget: Budget, left: Left) -> None:
     if left.closed:
         raise BudgetError(
@@ -434,9 +446,10 @@ def _require_open(budget: Budget, left: Left) -> None:
         )
 
 
-def _require_unit(budget: Budget, guarantee: Guarantee) -> None:
-    if guarantee.unit != budget.unit:
-        wanted, given = (f"unit = {unit}" if unit else "no unit" for unit in (budget.unit, guarantee.unit))
+def require_unit(budget: Budget, unit: str | None) -> None:
+    """Refuse another unit of privacy than the budget's."""
+    if unit != budget.unit:
+        wanted, given = (f"unit = {name}" if name else "no unit" for name in (budget.unit, unit))
         raise GuaranteeError(
             f"the budget of data set {budget.dataset} is for {wanted}, and this run has {given}: one budget "
             "has one unit of privacy"

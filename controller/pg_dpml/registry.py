@@ -106,7 +106,7 @@ class Model:
     created_at : datetime or None
         Start of the transaction that stored it; None before.
     owner : str or None
-        Role that stored it; None before.
+        Role that it belongs to; None before it is stored: whoever stores it.
     """
 
     name: str
@@ -197,7 +197,7 @@ def charge(
 
 
 def store_model(session: Session, model: Model) -> None:
-    """Insert a released model; the name must be new."""
+    """Insert a released model; the name must be new. Its owner is the current role if it names none."""
     values = {
         "name": model.name,
         "method": model.method,
@@ -213,6 +213,8 @@ def store_model(session: Session, model: Model) -> None:
         "training": dict(model.training),
         "charge": model.charge,
     }
+    if model.owner is not None:
+        values["owner"] = model.owner
     session.connection.execute(models.insert().values(**values))
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["FILL_IN", "Column", "DataSpec", "Grid", "Label", "PrivacySpec", "TrainSpec"]
+__all__ = [
+    "FILL_IN",
+    "Column",
+    "DataSpec",
+    "Grid",
+    "Label",
+    "PrivacySpec",
+    "TrainSpec",
+    "read_options",
+    "read_text",
+]
 
 FILL_IN = "FILL IN"
 """What a template has where only a person knows."""
@@ -167,13 +178,24 @@ def _table(value: object, where: str) -> Mapping[str, Any]:
 
 
 def _read_toml(path: str | Path) -> dict[str, Any]:
+    return _parse_toml(read_text(path), str(path))
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file of UTF-8."""
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        return Path(path).read_bytes().decode()
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise SpecError(f"{path} is not a TOML file: {error}") from error
+
+
+def _parse_toml(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{where} is not a TOML file: {error}") from error
 
 
 def _left_open(value: object, place: str) -> Iterator[str]:
@@ -458,10 +480,15 @@ class DataSpec:
         SpecError
             If the file is missing, is not TOML, or has a bad key.
         """
-        document = _read_toml(path)
+        return cls.from_text(read_text(path), str(path))
+
+    @classmethod
+    def from_text(cls, text: str, where: str) -> DataSpec:
+        """The spec of a TOML document; `where` it is from is said in errors."""
+        document = _parse_toml(text, where)
         missing = list(_left_open(document, ""))
         if missing:
-            raise SpecError(f"{path}: fill in {', '.join(missing)}")
+            raise SpecError(f"{where}: fill in {', '.join(missing)}")
         return cls.from_mapping(document)
 
 
@@ -708,3 +735,35 @@ def _train_options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     names = {f.name.rstrip("_"): f.name for f in fields(TrainSpec)}
     _known(given, list(names), where)
     return {names[key]: value for key, value in given.items()}
+
+
+def read_options(text: str) -> tuple[PrivacySpec, TrainSpec]:
+    """Privacy and training of a request: a JSON object of somebody who is not trusted.
+
+    Parameters
+    ----------
+    text : str
+        {"privacy": {"epsilon": ..., ...}, "training": {"method": ..., ...}}, named as in a grid file.
+
+    Returns
+    -------
+    PrivacySpec, TrainSpec
+
+    Raises
+    ------
+    SpecError
+        If it is anything else, or the method is not private.
+    """
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):  # also for numbers of thousands of digits
+        raise SpecError("options must be a JSON object of ordinary numbers and words") from None
+    _known(_table(given, "options"), ("privacy", "training"), "options")
+    privacy = _table(given.get("privacy", {}), "privacy")
+    _known(privacy, [f.name for f in fields(PrivacySpec)], "privacy")
+    if "epsilon" not in privacy:
+        raise SpecError('options must have an epsilon, such as {"privacy": {"epsilon": 0.1}}')
+    training = TrainSpec(**_train_options(_table(given.get("training", {}), "training"), "training"))
+    if training.method in NOT_PRIVATE_METHODS:
+        raise SpecError(f"method {training.method} is not private, and no model of it can be requested")
+    return PrivacySpec(**privacy), training

@@ -194,8 +194,9 @@ def train_model(
     progress: Progress | None,
     tuning: Mapping[str, Any] | None = None,
     request: str | None = None,
+    owner: str | None = None,
 ) -> TrainResult:
-    """As `train`; `tuning` is stored with the model and says how its settings were chosen."""
+    """As `train`. `tuning` is stored, and says how the settings were chosen; None for `owner`: this role."""
     started = time.monotonic()
     with database.session() as session:
         resolved = resolve(session, data)
@@ -208,7 +209,7 @@ def train_model(
     charge = None if charged is None else charged.entry
     model, passes = run_charged(
         database,
-        lambda session: _run(session, resolved, decided, data, name, charge, progress, tuning),
+        lambda session: _run(session, resolved, decided, data, name, charge, progress, tuning, owner),
         charged=charge is not None,
         failed="the run failed on the server and no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
@@ -328,6 +329,7 @@ def _run(
     charge: int | None,
     progress: Progress | None,
     tuning: Mapping[str, Any] | None,
+    owner: str | None,
 ) -> tuple[registry.Model, int | None]:
     """Pack, pass, release and store, in one transaction."""
     report = progress or (lambda phase, done, total: None)
@@ -336,7 +338,7 @@ def _run(
     packed = pack(session, source)
     report("pack", 1, 1)
     result = run_method(Job(session, source, decided, packed, report))
-    model = released_model(session, source, decided, data, name, charge, result, tuning)
+    model = released_model(session, source, decided, data, name, charge, result, tuning, owner)
     registry.store_model(session, model)
     return model, result.passes
 
@@ -361,6 +363,7 @@ def released_model(
     charge: int | None,
     result: Result,
     tuning: Mapping[str, Any] | None = None,
+    owner: str | None = None,
 ) -> registry.Model:
     """What is stored of a run."""
     return registry.Model(
@@ -386,6 +389,7 @@ def released_model(
         | decided.work.record(decided.problem.n_rows)
         | ({} if tuning is None else {"tuning": dict(tuning)}),
         charge=charge,
+        owner=owner,
     )
 
 

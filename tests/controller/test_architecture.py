@@ -53,6 +53,7 @@ ORDER = [
     ("methods.auto",),
     ("charged",),
     ("train",),
+    ("requests",),
     ("scoring",),
     ("tuning",),
     ("compare",),
@@ -73,10 +74,10 @@ ORDER = [
     ("demo",),
     (),  # the package itself
     ("cli.framework",),
-    ("cli.budget", "cli.models", "cli.tables", "cli.training"),
+    ("cli.budget", "cli.models", "cli.requests", "cli.tables", "cli.training"),
     ("cli",),
 ]
-FACADE = ("cli.budget", "cli.framework", "cli.models", "cli.tables", "cli.training")
+FACADE = ("cli.budget", "cli.framework", "cli.models", "cli.requests", "cli.tables", "cli.training")
 """Modules that use the package as its users do."""
 
 
@@ -142,7 +143,10 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
         ("psycopg", {"database", "demo_data"}),
         ("cffi", {"extension"}),
         ("matplotlib", {"plots"}),
-        ("typer", {"cli.budget", "cli.framework", "cli.models", "cli.tables", "cli.training"}),
+        (
+            "typer",
+            {"cli.budget", "cli.framework", "cli.models", "cli.requests", "cli.tables", "cli.training"},
+        ),
         ("rich", {"cli.framework"}),
         (
             "sqlalchemy",
@@ -259,6 +263,7 @@ def test_the_commands_are_these() -> None:
         *("inspect", "check", "plan", "train", "tune", "compare", "evaluate", "predict", "demo"),
         *("models", "show", "report", "export", "drop", "doctor", "cleanup"),
         *("budget open", "budget show", "budget history", "budget close"),
+        *("dataset register", "dataset withdraw", "dataset list", "serve"),
     }
 
 

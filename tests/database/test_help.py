@@ -12,7 +12,7 @@ from sqltools import scalar
 
 TOPICS = (
     *("train", "predict", "evaluate", "sgd_epoch", "poisson", "gradient", "pack", "loss", "options", "spec"),
-    *("models", "ledger", "privacy"),
+    *("models", "ledger", "requests", "privacy"),
 )
 
 
@@ -72,7 +72,7 @@ def test_every_key_has_help(connection: psycopg.Connection) -> None:
 
 def test_the_sql_of_the_help_runs(connection: psycopg.Connection) -> None:
     """Statements about the tables of the extension, as they stand."""
-    for topic in ("models", "ledger"):
+    for topic in ("models", "ledger", "requests"):
         (statement,) = re.findall(r"^SELECT .*;$", help_of(connection, topic), re.MULTILINE)
         connection.execute(statement.encode())
 

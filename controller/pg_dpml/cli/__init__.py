@@ -3,6 +3,7 @@
 
 from pg_dpml.cli import budget as budget
 from pg_dpml.cli import models as models
+from pg_dpml.cli import requests as requests
 from pg_dpml.cli import tables as tables
 from pg_dpml.cli import training as training
 from pg_dpml.cli.framework import app

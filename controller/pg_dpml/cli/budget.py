@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 import pg_dpml
 from pg_dpml import budgets
-from pg_dpml.cli.framework import Output, app, command
+from pg_dpml.cli.framework import Output, app, command, decimal
 from pg_dpml.database import Session
 from pg_dpml.privacy.budget import RULES, Cost
 
@@ -20,14 +19,6 @@ group = typer.Typer(help="Limit what all runs on a data set together may spend."
 app.add_typer(group, name="budget")
 
 DataSet = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the data set.")]
-
-
-def _decimal(text: str, option: str) -> Decimal:
-    """An option as it is written: a float would not be exact."""
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise pg_dpml.SpecError(f"{option} must be a number, not {text}") from None
 
 
 @partial(command, to=group, name="open")
@@ -50,8 +41,8 @@ def open_(
         opened = budgets.open_budget(
             session,
             dataset,
-            epsilon=_decimal(epsilon, "--epsilon"),
-            delta=_decimal(delta, "--delta"),
+            epsilon=decimal(epsilon, "--epsilon"),
+            delta=decimal(delta, "--delta"),
             rule=rule,
             relation=relation,
             unit=unit,

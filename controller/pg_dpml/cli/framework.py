@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -59,6 +60,14 @@ class Output:
     def print(self, text: str, record: dict[str, Any]) -> None:
         """Print the answer in the format asked for."""
         typer.echo(json.dumps(record, indent=2, ensure_ascii=False) if self.format == "json" else text)
+
+
+def decimal(text: str, option: str) -> Decimal:
+    """An option as it is written: a float would not be exact."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise pg_dpml.SpecError(f"{option} must be a number, not {text}") from None
 
 
 Dsn = Annotated[

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Commands of who lets others train on their data: what is offered, and the service that trains."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from pg_dpml import requests
+from pg_dpml.cli.framework import Output, Spec, app, command, decimal
+from pg_dpml.database import Database
+from pg_dpml.spec import read_text
+
+group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
+app.add_typer(group, name="dataset")
+
+DataSet = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the data set and its budget.")]
+
+
+@partial(command, to=group)
+def register(
+    dataset: DataSet,
+    spec: Spec,
+    output: Output,
+    role: Annotated[str, typer.Option(help="Its members may request models.")] = "dpml_analyst",
+    max_epsilon: Annotated[
+        str | None, typer.Option(help="Largest epsilon of one request. Default: the budget's.")
+    ] = None,
+    max_passes: Annotated[
+        int, typer.Option(help="Most passes that one request may name.")
+    ] = requests.MOST_PASSES,
+) -> None:
+    """Offer a data set that has a budget, or change the offer; `dpml serve` of this role trains on it."""
+    with output.session() as session:
+        registered = requests.register(
+            session,
+            dataset,
+            read_text(spec),
+            role=role,
+            max_epsilon=None if max_epsilon is None else decimal(max_epsilon, "--max-epsilon"),
+            max_passes=max_passes,
+        )
+    output.print(_text(registered), _record(registered))
+
+
+@partial(command, to=group)
+def withdraw(dataset: DataSet, output: Output) -> None:
+    """Accept no more requests and refuse those that wait; waits for a run under way."""
+    with output.session() as session:
+        withdrawn = requests.withdraw(session, dataset)
+    output.print(_text(withdrawn), _record(withdrawn))
+
+
+@partial(command, to=group, name="list")
+def list_(output: Output) -> None:
+    """List the data sets that this role registered or may request models of."""
+    with output.session() as session:
+        found = requests.list_datasets(session)
+    text = "\n".join(map(_text, found)) or "No data set is registered for this role or by it."
+    output.print(text, {"datasets": [_record(one) for one in found]})
+
+
+@command
+def serve(
+    connection: Output,
+    once: Annotated[bool, typer.Option("--once", help="End when no request is waiting.")] = False,
+) -> None:
+    """Train what is requested of the data sets that this role registered, until Ctrl-C or SIGTERM."""
+    database = Database(connection.dsn, insecure=connection.insecure)
+    requests.serve(database, once=once, report=lambda line: typer.echo(f"dpml: {line}", err=True))
+
+
+def _text(dataset: requests.Dataset) -> str:
+    whom = f"role {dataset.role}" if dataset.offered else "nobody: it was withdrawn"
+    return (
+        f"{dataset.name}: table {dataset.source}, offered to {whom}; epsilon up to {dataset.max_epsilon} "
+        f"and {dataset.max_passes} passes a request; served by role {dataset.registered_by}"
+    )
+
+
+def _record(dataset: requests.Dataset) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "table": dataset.source,
+        "role": dataset.role,
+        "offered": dataset.offered,
+        "max_epsilon": str(dataset.max_epsilon),
+        "max_passes": dataset.max_passes,
+        "registered_by": dataset.registered_by,
+        "registered_at": str(dataset.registered_at),
+        "spec": dataset.spec,
+    }

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Training for who may not read the table: tables dpml.datasets and dpml.requests, and what serves them.
+
+An analyst files a request; a service under the role that registered the data set charges its budget, trains,
+and gives the analyst the released model. Nothing but the request comes from the analyst's session.
+Source: privacy/README.md, "Training for others".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+
+from pg_dpml import budgets
+from pg_dpml.database import Database, Session, sql
+from pg_dpml.errors import (
+    BudgetError,
+    DpmlError,
+    GuaranteeError,
+    RunFailedError,
+    RunInterrupted,
+    SpecError,
+    UnavailableError,
+)
+from pg_dpml.rows import resolve
+from pg_dpml.spec import DataSpec, read_options
+from pg_dpml.train import train_model
+
+__all__ = [
+    "Dataset",
+    "Served",
+    "list_datasets",
+    "load_dataset",
+    "register",
+    "serve",
+    "serve_next",
+    "withdraw",
+]
+
+MOST_PASSES = 1000
+"""Default of the most passes of a request: planning them costs time before anything is charged."""
+
+_POLL_S = 1.0
+_RETRY_S = 5.0
+_LONGEST_MESSAGE = 1000
+
+_Outcome = tuple[str, str | None, int | None]
+"""State, message and charge, as in dpml.requests."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What may be requested; see dpml.datasets."""
+
+    name: str
+    registered_at: datetime
+    registered_by: str
+    role: str
+    source: str
+    source_owner: str
+    spec: str
+    max_epsilon: Decimal
+    max_passes: int
+    offered: bool
+
+    @property
+    def data(self) -> DataSpec:
+        """The spec, its table with its schema, its charges to the budget of this name."""
+        data = DataSpec.from_text(self.spec, f"spec of data set {self.name}")
+        return replace(data, table=self.source, dataset=self.name)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request that the service answered.
+
+    Attributes
+    ----------
+    id : int
+    requested_by, dataset : str
+    state : str
+        "done", "refused" or "failed"; why is in dpml.requests.
+    """
+
+    id: int
+    requested_by: str
+    dataset: str
+    state: str
+
+
+@dataclass(frozen=True)
+class _Request:
+    id: int
+    requested_by: str
+    dataset: str
+    model: str
+    options: str
+    allowed: bool
+
+    @property
+    def charge_name(self) -> str:
+        """Name of its charge, which is made once however often the request is run."""
+        return f"dpml.requests {self.id}"
+
+
+def register(
+    session: Session,
+    name: str,
+    spec: str,
+    *,
+    role: str = "dpml_analyst",
+    max_epsilon: Decimal | None = None,
+    max_passes: int = MOST_PASSES,
+) -> Dataset:
+    """Offer models of a data set to a role, or change the offer; only services of the current role serve it.
+
+    Parameters
+    ----------
+    session : Session
+    name : str
+        Of the data set, which must have a budget.
+    spec : str
+        Its data spec, a TOML document; those who may request can read it.
+    role : str
+        Whose members may request models.
+    max_epsilon : Decimal or None
+        Largest epsilon of one request, above 0; None: that of the budget.
+    max_passes : int
+        Most passes that one request may name, at least 1.
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    SpecError
+        If an argument is outside its domain, the data set has no budget, or another role registered it.
+    GuaranteeError
+        If the budget is for another unit of privacy, or the table belongs to another budget.
+    """
+    data = DataSpec.from_text(spec, "spec")
+    if data.dataset not in (None, name):
+        raise SpecError(f"the spec says dataset = {data.dataset}, and data set {name} is to be registered")
+    table = resolve(session, data).table
+    budget = budgets.budget_of(session, table, name)
+    assert budget is not None  # it was named
+    budgets.require_unit(budget, data.unit)
+    if max_epsilon is None:
+        max_epsilon = budget.epsilon
+    if not (max_epsilon.is_finite() and max_epsilon > 0):
+        raise SpecError(f"max_epsilon must be in (0, inf), not {max_epsilon}")
+    if not 1 <= max_passes <= 10**6:
+        raise SpecError(f"max_passes must be in [1, {10**6}], not {max_passes}")
+    if not session.fetch(sql.SQL("SELECT FROM pg_catalog.pg_roles WHERE rolname = %(role)s"), {"role": role}):
+        raise SpecError(f"role {role} does not exist: create it, or name another with --role")
+    values = {
+        "name": name,
+        "role": role,
+        "source": table.identifier.as_string(session.driver),
+        "source_owner": _owner_of(session, table.oid),
+        "spec": spec,
+        "max_epsilon": max_epsilon,
+        "max_passes": max_passes,
+    }
+    changed = session.execute(
+        sql.SQL(
+            "UPDATE dpml.datasets SET role = %(role)s, source = %(source)s, source_owner = %(source_owner)s, "
+            "spec = %(spec)s, max_epsilon = %(max_epsilon)s, max_passes = %(max_passes)s, offered = true "
+            "WHERE name = %(name)s AND registered_by = current_user"
+        ),
+        values,
+    )
+    added = changed or session.execute(
+        sql.SQL(
+            "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, max_epsilon, max_passes) "
+            "VALUES (%(name)s, %(role)s, %(source)s, %(source_owner)s, %(spec)s, %(max_epsilon)s, "
+            "%(max_passes)s) ON CONFLICT DO NOTHING"
+        ),
+        values,
+    )
+    if not added:
+        raise SpecError(f"data set {name} is registered by another role, which alone may change it")
+    return load_dataset(session, name)
+
+
+def withdraw(session: Session, name: str) -> Dataset:
+    """Accept no more requests for a data set and refuse those that wait; a run under way is waited for.
+
+    Raises
+    ------
+    SpecError
+        If the current role has not registered it.
+    """
+    changed = session.execute(
+        sql.SQL(
+            "UPDATE dpml.datasets SET offered = false WHERE name = %(name)s AND registered_by = current_user"
+        ),
+        {"name": name},
+    )
+    if not changed:
+        raise SpecError(f"this role has registered no data set called {name}: dpml dataset list")
+    return load_dataset(session, name)
+
+
+def list_datasets(session: Session) -> list[Dataset]:
+    """Those that the current role registered or may request, by name."""
+    return [Dataset(*row) for row in session.fetch(_DATASETS + sql.SQL("ORDER BY name"))]
+
+
+def load_dataset(session: Session, name: str) -> Dataset:
+    """The data set of a name.
+
+    Raises
+    ------
+    SpecError
+        If there is none, or the current role may not see it.
+    """
+    found = session.fetch(_DATASETS + sql.SQL("WHERE name = %(name)s"), {"name": name})
+    if not found:
+        raise SpecError(f"no data set called {name} is registered: dpml dataset list")
+    return Dataset(*found[0])
+
+
+def serve(database: Database, *, once: bool, report: Callable[[str], None]) -> None:
+    """Answer requests for the data sets that the current role registered, in order.
+
+    Several services may run at once: each data set has one run at a time.
+
+    Parameters
+    ----------
+    database : Database
+    once : bool
+        Return when nothing is waiting; else wait for more, also for a server that is away.
+    report : callable
+        Gets a line about every request that was answered.
+    """
+    while True:
+        try:
+            served = serve_next(database)
+            if served is not None:
+                report(
+                    f"request {served.id} by {served.requested_by!r} on {served.dataset!r}: {served.state}"
+                )
+            elif once:
+                return
+            else:
+                time.sleep(_POLL_S)
+                _wait(database)
+        except DpmlError as error:
+            if once or type(error) not in (DpmlError, UnavailableError):
+                raise
+            report(f"{error}; trying again")
+            time.sleep(_RETRY_S)
+
+
+def serve_next(database: Database) -> Served | None:
+    """Answer the oldest request that no other service has taken; None if there is none.
+
+    One that a service began and did not end is taken up under the name of its charge: it is run if nothing
+    was charged, done if its model is there, and failed otherwise.
+    """
+    with database.session() as guard:
+        # Its lock is what tells a run from one whose service ended, and idles as long as the run takes.
+        guard.execute(sql.SQL("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        request = _take(guard)
+        if request is None:
+            return None
+        _enter(database, request, ("running", None, None))
+        outcome = _answer(database, request)
+        _enter(database, request, outcome)
+        return Served(request.id, request.requested_by, request.dataset, outcome[0])
+
+
+_DATASETS = sql.SQL(
+    "SELECT name, registered_at, registered_by, role, source, source_owner, spec, max_epsilon, max_passes, "
+    "offered FROM dpml.datasets "
+)
+
+_UNFINISHED = sql.SQL("FROM dpml.requests q WHERE q.dataset = d.name AND q.state IN ('waiting', 'running')")
+
+
+def _wait(database: Database) -> None:
+    """Return once there is something to do; by one connection, and no transaction that lasts."""
+    query = sql.SQL(
+        "SELECT FROM dpml.datasets d WHERE d.registered_by = current_user AND EXISTS (SELECT {})"
+    ).format(_UNFINISHED)
+    with database.session("AUTOCOMMIT") as session:
+        while not session.fetch(query):
+            time.sleep(_POLL_S)
+
+
+def _take(guard: Session) -> _Request | None:
+    """The oldest request of a data set that no other service has; it is ours while the transaction lasts."""
+    free = sql.SQL(
+        "SELECT d.name FROM dpml.datasets d WHERE d.registered_by = current_user AND EXISTS (SELECT {}) "
+        "ORDER BY (SELECT pg_catalog.min(q.id) {}) LIMIT 1 FOR NO KEY UPDATE OF d SKIP LOCKED"
+    ).format(_UNFINISHED, _UNFINISHED)
+    # Another service may have answered its last request just before the lock.
+    while locked := guard.fetch(free):
+        found = guard.fetch(
+            sql.SQL(
+                "SELECT q.id, q.requested_by, q.dataset, q.model, q.options::text, "
+                "d.offered AND EXISTS (SELECT FROM pg_catalog.pg_roles a, pg_catalog.pg_roles r "
+                "WHERE a.rolname = q.requested_by AND r.rolname = d.role "
+                "AND pg_catalog.pg_has_role(a.oid, r.oid, 'USAGE')) "
+                "FROM dpml.requests q JOIN dpml.datasets d ON d.name = q.dataset "
+                "WHERE d.name = %(name)s AND q.state IN ('waiting', 'running') ORDER BY q.id LIMIT 1"
+            ),
+            {"name": locked[0][0]},
+        )
+        if found:
+            return _Request(*found[0])
+    return None
+
+
+def _enter(database: Database, request: _Request, outcome: _Outcome) -> None:
+    state, message, charge = outcome
+    with database.session() as session:
+        session.execute(
+            sql.SQL(
+                "UPDATE dpml.requests SET state = %(state)s, message = %(message)s, charge = %(charge)s "
+                "WHERE id = %(id)s"
+            ),
+            {
+                "id": request.id,
+                "state": state,
+                "message": None if message is None else message[:_LONGEST_MESSAGE],
+                "charge": charge,
+            },
+        )
+
+
+def _answer(database: Database, request: _Request) -> _Outcome:
+    """Train what was asked for; whatever happens, say what was charged and quote no row."""
+    try:
+        _train(database, request)
+    except UnavailableError:
+        raise  # the request stays as it is, and is taken up again
+    except RunInterrupted as interrupt:
+        _enter(
+            database, request, ("failed", f"the service was stopped: {interrupt}", _charge(database, request))
+        )
+        raise
+    except RunFailedError as error:
+        return "failed", str(error), _charge(database, request)
+    except (SpecError, GuaranteeError, BudgetError) as error:
+        charge = _charge(database, request)
+        if charge is None:
+            return "refused", str(error), None
+        return "failed", f"{error}; entry {charge} of dpml.ledger stays charged", charge
+    except Exception as error:
+        charge = _charge(database, request)
+        spent = "nothing was charged" if charge is None else f"entry {charge} of dpml.ledger stays charged"
+        return "failed", f"the service met an unexpected error ({type(error).__name__}); {spent}", charge
+    return "done", None, _charge(database, request)
+
+
+def _train(database: Database, request: _Request) -> None:
+    with database.session() as session:
+        dataset = load_dataset(session, request.dataset)
+        data = dataset.data
+        if not request.allowed:
+            raise SpecError(f"data set {dataset.name} is not offered to role {request.requested_by} any more")
+        if _owner_of(session, session.relation(data.table).oid) != dataset.source_owner:
+            raise SpecError(
+                f"table {dataset.source} belongs to another role than when data set {dataset.name} was "
+                "registered: its owner must register it again"
+            )
+    privacy, training = read_options(request.options)
+    if Decimal(repr(privacy.epsilon)) > dataset.max_epsilon:
+        raise SpecError(f"epsilon must be at most {dataset.max_epsilon} a request, not {privacy.epsilon:g}")
+    if training.passes is not None and training.passes > dataset.max_passes:
+        raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {training.passes}")
+    train_model(
+        database,
+        data,
+        privacy,
+        training,
+        name=request.model,
+        progress=None,
+        request=request.charge_name,
+        owner=request.requested_by,
+    )
+
+
+def _charge(database: Database, request: _Request) -> int | None:
+    with database.session() as session:
+        return budgets.charge_of(session, request.dataset, request.charge_name)
+
+
+def _owner_of(session: Session, table: int) -> str:
+    (owner,) = session.fetch_one(
+        sql.SQL("SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class WHERE oid = %(oid)s"),
+        {"oid": table},
+    )
+    return str(owner)
