@@ -1,0 +1,736 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Training without SELECT: what an analyst gets by asking, and what no analyst gets by any means."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+from typer.testing import CliRunner
+
+from people import create_people, make_people
+from pg_dpml import budgets, requests
+from pg_dpml.cli import app
+from pg_dpml.database import Database
+from pg_dpml.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
+from sqltools import empty_registry, scalar
+
+N = 200
+TENTH = {"privacy": {"epsilon": 0.1, "delta": 1e-6}, "training": {"method": "bolt-on", "passes": 1}}
+SPEC = """
+table = "people"
+[label]
+column = "rich"
+positive = "yes"
+[columns.town]
+levels = ["Aix", "Bonn", "Cork"]
+[columns.age]
+lower = 0
+upper = 100
+"""
+SLOW = SPEC.replace('"people"', '"slow"\ndefinition_is_public = true')
+SERVE = (sys.executable, "-c", "from pg_dpml.cli import main; main()", "serve", "--once", "--dsn")
+HELD = 4711  # the advisory lock that rows of table slow wait for
+ROLES = ("owner", "clerk", "ana", "ben", "eve")
+
+
+def of(role: str, dsn: str) -> str:
+    """The connection string with another role."""
+    return dsn.replace("user='postgres'", f"user='{role}'")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(database: str) -> Iterator[None]:
+    """Curators owner and clerk, of whom owner may read the tables; analysts ana and ben; eve is neither."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        create_people(connection, make_people(N))
+        connection.execute(
+            f"""
+            CREATE ROLE owner LOGIN IN ROLE dpml_curator;
+            CREATE ROLE clerk LOGIN IN ROLE dpml_curator;
+            CREATE ROLE ana LOGIN IN ROLE dpml_analyst;
+            CREATE ROLE ben LOGIN IN ROLE dpml_analyst;
+            CREATE ROLE eve LOGIN;
+            CREATE FUNCTION slowly(float8) RETURNS float8 STABLE LANGUAGE plpgsql
+                AS 'BEGIN PERFORM pg_advisory_xact_lock_shared({HELD}); RETURN $1; END';
+            CREATE VIEW slow AS SELECT id, slowly(age) AS age, town, rich FROM people;
+            GRANT SELECT ON people, slow TO owner;
+            """.encode()
+        )
+    yield
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"DROP OWNED BY {', '.join(ROLES)}; DROP ROLE {', '.join(ROLES)}".encode())
+
+
+@pytest.fixture(autouse=True)
+def clean(connection: psycopg.Connection) -> Iterator[None]:
+    empty_registry(connection)
+    yield
+    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
+    assert scalar(connection, query) == 0
+
+
+def open_budget(dsn: str, name: str = "census", epsilon: str = "1.0", by: str = "owner") -> None:
+    with Database(of(by, dsn)).session() as session:
+        budgets.open_budget(session, name, epsilon=Decimal(epsilon), delta=Decimal("0.1"), rule="basic")
+
+
+def register(dsn: str, spec: str = SPEC, name: str = "census", by: str = "owner", **more: Any) -> None:
+    with Database(of(by, dsn)).session() as session:
+        requests.register(session, name, spec, **more)
+
+
+def offer(
+    dsn: str,
+    spec: str = SPEC,
+    name: str = "census",
+    *,
+    epsilon: str = "1.0",
+    by: str = "owner",
+    **more: Any,
+) -> None:
+    """Open a budget by rule basic, and register the data set."""
+    open_budget(dsn, name, epsilon, by)
+    register(dsn, spec, name, by, **more)
+
+
+def withdraw(dsn: str, name: str = "census") -> None:
+    with Database(of("owner", dsn)).session() as session:
+        assert not requests.withdraw(session, name).offered
+
+
+def as_role(role: str, dsn: str, query: str, values: tuple[Any, ...] = ()) -> None:
+    with psycopg.connect(of(role, dsn), autocommit=True) as other:
+        other.execute(query.encode(), values)
+
+
+def ask(dsn: str, model: str, options: Any = TENTH, role: str = "ana", dataset: str = "census") -> int:
+    """File a request."""
+    with psycopg.connect(of(role, dsn)) as analyst:
+        text = options if isinstance(options, str) else json.dumps(options)
+        return int(scalar(analyst, "SELECT dpml.request(%s, %s, %s)", dataset, model, text))
+
+
+def serve(dsn: str, role: str = "owner") -> list[str]:
+    """Answer all that waits; a line for each."""
+    lines: list[str] = []
+    requests.serve(Database(of(role, dsn)), once=True, report=lines.append)
+    return lines
+
+
+def outcome(connection: psycopg.Connection, request: int) -> tuple[str, str, int | None]:
+    query = "SELECT state, coalesce(message, ''), charge FROM dpml.requests WHERE id = %s"
+    row = connection.execute(query, (request,)).fetchone()
+    assert row is not None
+    return row
+
+
+def entries(connection: psycopg.Connection) -> int:
+    return int(scalar(connection, "SELECT count(*) FROM dpml.budget_entries"))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def held(connection: psycopg.Connection, dsn: str) -> Iterator[None]:
+    """A run on table slow, under way: charged, and at its first row."""
+    connection.execute("SELECT pg_advisory_lock(%s)", (HELD,))
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(serve, dsn)
+            until(lambda: waits(connection))
+            try:
+                yield
+            finally:
+                connection.execute("SELECT pg_advisory_unlock_all()")
+            run.result()
+    finally:
+        connection.execute("SELECT pg_advisory_unlock_all()")
+
+
+def waits(connection: psycopg.Connection) -> bool:
+    query = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted)"
+    return bool(scalar(connection, query, HELD))
+
+
+# What an analyst gets
+
+
+@pytest.mark.parametrize("training", [{"method": "bolt-on"}, {}, {"method": "dp-sgd", "passes": 1}])
+def test_who_may_not_read_the_table_gets_a_model(
+    database: str, connection: psycopg.Connection, training: dict[str, Any]
+) -> None:
+    offer(database, epsilon="2")
+    request = ask(database, "m", {"privacy": {"epsilon": 1}, "training": training})
+    assert outcome(connection, request) == ("waiting", "", None)
+    assert serve(database) == [f"request {request} by 'ana' on 'census': done"]
+    charge = scalar(connection, "SELECT id FROM dpml.ledger WHERE epsilon = 1 AND charged_by = 'owner'")
+    assert outcome(connection, request) == ("done", "", charge)
+    assert scalar(connection, "SELECT owner FROM dpml.models WHERE charge = %s", charge) == "ana"
+    with psycopg.connect(of("ana", database)) as ana:
+        predict = "SELECT dpml.predict('m', t) FROM (SELECT 90.0::float8 AS age, 'Cork' AS town) t"
+        assert scalar(ana, predict) in ("yes", "not yes")
+        with pytest.raises(errors.InsufficientPrivilege):
+            ana.execute("SELECT FROM people")
+
+
+def test_the_procedure_waits_for_the_model(database: str, connection: psycopg.Connection) -> None:
+    offer(database, max_epsilon=Decimal("0.5"))
+    notices: list[str] = []
+
+    def call(epsilon: float) -> None:
+        with psycopg.connect(of("ana", database), autocommit=True) as ana:
+            ana.add_notice_handler(lambda notice: notices.append(str(notice.message_primary)))
+            options = json.dumps(TENTH | {"privacy": {"epsilon": epsilon}})
+            ana.execute("CALL dpml.train('census', 'm', %s)", (options,))
+
+    with ThreadPoolExecutor(1) as pool:
+        for epsilon in (0.1, 3):
+            done = pool.submit(call, epsilon)
+            until(lambda: serve(database))
+            if epsilon == 0.1:
+                done.result()
+                assert notices == ["model m is ready"]
+            else:
+                with pytest.raises(errors.RaiseException, match=r"was refused: epsilon must be at most 0\.5"):
+                    done.result()
+    assert entries(connection) == 1
+    inside = "BEGIN; CALL dpml.train('census', 'm2', '{\"privacy\": {\"epsilon\": 0.1}}')"
+    with pytest.raises(errors.InvalidTransactionTermination):  # in a transaction of its own, or not at all
+        as_role("ana", database, inside)
+    assert serve(database) == []
+
+
+@pytest.mark.one_major
+def test_of_twelve_tenths_ten_fit(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    asked = [ask(database, f"m{number}", role=("ana", "ben")[number % 2]) for number in range(12)]
+    serve(database)
+    outcomes = [outcome(connection, request) for request in asked]
+    assert [state for state, _, _ in outcomes] == ["done"] * 10 + ["refused"] * 2
+    assert "nothing was charged; ask for less" in outcomes[11][1]
+    assert entries(connection) == scalar(connection, "SELECT count(*) FROM dpml.models") == 10
+    assert scalar(connection, "SELECT sum(epsilon) FROM dpml.ledger") == 1
+
+
+# What an analyst cannot do
+
+
+def test_what_is_rolled_back_was_never_asked(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    with psycopg.connect(of("ana", database)) as ana:
+        ana.execute("SELECT dpml.request('census', 'm', '{\"privacy\": {\"epsilon\": 0.1}}')")
+        assert serve(database) == []
+        ana.rollback()
+    assert serve(database) == []
+    assert entries(connection) == 0
+
+
+def test_a_killed_session_leaves_its_request(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+
+    def call() -> None:
+        with psycopg.connect(of("ana", database), autocommit=True) as ana:
+            ana.execute("CALL dpml.train('census', 'm', %s)", (json.dumps(TENTH),))
+
+    with ThreadPoolExecutor(1) as pool:
+        dead = pool.submit(call)
+        until(lambda: scalar(connection, "SELECT count(*) FROM dpml.requests"))
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'ana'")
+        with pytest.raises(psycopg.OperationalError):
+            dead.result()
+    assert len(serve(database)) == entries(connection) == 1
+    assert scalar(connection, "SELECT state FROM dpml.requests") == "done"
+
+
+def test_a_run_is_out_of_reach(database: str, connection: psycopg.Connection) -> None:
+    offer(database, SLOW)
+    ask(database, "m")
+    with held(connection, database), psycopg.connect(of("ana", database), autocommit=True) as ana:
+        assert scalar(ana, "SELECT state FROM dpml.requests") == "running"
+        assert entries(connection) == 1
+        work = "SELECT relname FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
+        assert ana.execute(work).fetchall() == []
+        seen = ana.execute("SELECT pid, query FROM pg_stat_activity WHERE usename = 'owner'").fetchall()
+        assert {query for _, query in seen} == {"<insufficient privilege>"}
+        assert len(seen) >= 2
+        for pid, _ in seen:
+            for function in ("pg_cancel_backend", "pg_terminate_backend"):
+                with pytest.raises(errors.InsufficientPrivilege):
+                    ana.execute(f"SELECT {function}(%s)".encode(), (pid,))
+        # The requests of others go on being filed while one runs.
+        ask(database, "m2", role="ben")
+    assert scalar(connection, "SELECT count(*) FROM dpml.models") == 2
+
+
+HOSTILE = [
+    "INSERT INTO dpml.requests (dataset, model, options, requested_by) VALUES ('census', 'm', '{}', 'ben')",
+    "INSERT INTO dpml.requests (dataset, model, options, state) VALUES ('census', 'm', '{}', 'done')",
+    "INSERT INTO dpml.requests (dataset, model, options, charge) VALUES ('census', 'm', '{}', 1)",
+    "INSERT INTO dpml.requests (id, dataset, model, options) OVERRIDING SYSTEM VALUE "
+    "VALUES (1, 'census', 'm', '{}')",
+    "UPDATE dpml.requests SET state = 'done'",
+    "UPDATE dpml.requests SET options = '{}'",
+    "DELETE FROM dpml.requests",
+    "TRUNCATE dpml.requests",
+    "SELECT FROM dpml.requests FOR KEY SHARE",
+    "SELECT FROM dpml.datasets FOR SHARE",
+    "BEGIN; LOCK TABLE dpml.requests IN SHARE MODE",
+    "BEGIN; LOCK TABLE dpml.datasets IN SHARE MODE",
+    "ALTER TABLE dpml.requests DISABLE TRIGGER check_request",
+    "ALTER TABLE dpml.requests DISABLE ROW LEVEL SECURITY",
+    "SELECT pg_catalog.setval('dpml.requests_id_seq', 1)",
+    "UPDATE dpml.datasets SET max_epsilon = 100",
+    "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, max_epsilon, max_passes) "
+    "VALUES ('census', 'ana', 'people', 'postgres', '', 9, 9)",
+    "SELECT FROM dpml.budgets",
+    "SELECT FROM dpml.ledger",
+    "SET session_replication_role = replica",
+    "SET ROLE owner",
+    "SET SESSION AUTHORIZATION owner",
+]
+
+
+def test_the_queue_is_not_the_analysts_to_change(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    ask(database, "bens", role="ben")
+    mine = ask(database, "m")
+    before = connection.execute("SELECT * FROM dpml.requests ORDER BY id").fetchall()
+    with psycopg.connect(of("ana", database), autocommit=True) as ana:
+        for statement in HOSTILE:
+            with pytest.raises(errors.InsufficientPrivilege):
+                ana.execute(statement.encode())
+            ana.rollback()
+        assert ana.execute("SELECT id FROM dpml.requests").fetchall() == [(mine,)]
+        ana.execute("SET row_security = off")
+        for statement in ("SELECT id FROM dpml.requests", "SELECT dpml.request('census', 'm', '{}')"):
+            with pytest.raises(errors.InsufficientPrivilege, match="row-level security"):
+                ana.execute(statement.encode())
+    assert connection.execute("SELECT * FROM dpml.requests ORDER BY id").fetchall() == before
+    with psycopg.connect(of("eve", database), autocommit=True) as eve:
+        for statement in ("SELECT dpml.request('census', 'm')", "CALL dpml.train('census', 'm')"):
+            with pytest.raises(errors.InsufficientPrivilege):
+                eve.execute(statement.encode())
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing", "m", "{}"), "no data set called nothing is offered to role ana"),
+        (("x'; DROP TABLE people; --", "m", "{}"), "no data set called x'; DROP"),
+        (("x" * 10**6, "m", "{}"), "no data set called x{200} is"),
+        (("census", "", "{}"), "model must have 1 to 200 characters"),
+        (("census", "m" * 201, "{}"), "model must have"),
+        (("census", "m", "[]"), "options must be a JSON object"),
+        (("census", "m", json.dumps({"privacy": "x" * 10**6})), "at most 10000 bytes"),
+        (("census", "m", '{"a":' * 10**5 + "1" + "}" * 10**5), "stack depth|at most 10000 bytes"),
+        (("census", "m", '{"privacy": {"epsilon": NaN}}'), "invalid input syntax"),
+        (("census", None, "{}"), "null value"),
+        (("census", "m", None), "null value"),
+    ],
+)
+def test_requests_that_are_not_taken(
+    database: str, connection: psycopg.Connection, arguments: tuple[str, ...], message: str
+) -> None:
+    offer(database)
+    with pytest.raises(psycopg.Error, match=message):
+        as_role("ana", database, "SELECT dpml.request(%s, %s, %s)", arguments)
+    assert scalar(connection, "SELECT count(*) FROM dpml.requests") == 0
+
+
+BAD_OPTIONS = {
+    "{}": "must have an epsilon",
+    '{"privacy": []}': "privacy must be a table of keys",
+    '{"privacy": {"epsilon": 1e999}}': "epsilon must be finite",
+    '{"privacy": {"epsilon": 1' + "0" * 5000 + "}}": "JSON object of ordinary numbers|epsilon must be finite",
+    '{"privacy": {"epsilon": "0.1"}}': "epsilon must be a number",
+    '{"privacy": {"epsilon": true}}': "epsilon must be a number",
+    '{"privacy": {"epsilon": 0}}': "epsilon must be in",
+    '{"privacy": {"epsilon": -1}}': "epsilon must be in",
+    '{"privacy": {"epsilon": 0.1, "delta": 1}}': "delta must be in",
+    '{"privacy": {"epsilon": 0.1, "relation": "none"}}': "relation must be one of",
+    '{"privacy": {"epsilon": 0.1, "unit": "id"}}': "unknown key 'unit'",
+    '{"privacy": {"epsilon": 0.1}, "data": {"table": "people"}}': "unknown key 'data'",
+    '{"privacy": {"epsilon": 0.1}, "training": {"seed": 1}}': "unknown key 'seed'",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "noiseless"}}': "is not private",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "lbfgs"}}': "is not private",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": {"a": [1]}}}': "method must be one of",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gd", "passes": 1001}}': "passes must be at most",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on", "lambda": 1e999}}': "lambda must be",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-sgd", "batch_size": 100000}}': "batch",
+    '{"privacy": {"epsilon": 0.51}}': "epsilon must be at most 0.5 a request",
+    '{"privacy": ' + "[" * 4000 + "]" * 4000 + "}": "options|privacy",
+}
+
+
+@pytest.mark.one_major
+def test_bad_options_are_refused_and_charge_nothing(database: str, connection: psycopg.Connection) -> None:
+    offer(database, max_epsilon=Decimal("0.5"))
+    asked = {ask(database, "m", options): message for options, message in BAD_OPTIONS.items()}
+    assert len(serve(database)) == len(asked)
+    for request, message in asked.items():
+        state, text, charge = outcome(connection, request)
+        assert (state, charge) == ("refused", None), text
+        assert len(text) <= 1000
+        with pytest.raises(AssertionError, match=message):
+            raise AssertionError(text)
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
+
+
+@pytest.mark.one_major
+def test_names_are_only_names(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    for name in ("'; DROP TABLE people; --", '"%s" %(a)s {} \\', "\x1b[2J\n"):
+        ask(database, name)
+        assert serve(database)[0].endswith("by 'ana' on 'census': done")
+        assert scalar(connection, "SELECT owner FROM dpml.models WHERE name = %s", name) == "ana"
+
+
+@pytest.mark.one_major
+def test_no_more_than_a_hundred_wait(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    flood = "SELECT dpml.request('census', 'm', '{}') FROM generate_series(1, %s)"
+    with psycopg.connect(of("ana", database), autocommit=True) as ana:
+        ana.execute(flood, (99,))
+        with pytest.raises(errors.ConfigurationLimitExceeded, match="100 requests of role ana are waiting"):
+            ana.execute(flood, (2,))
+        ana.execute(flood, (1,))
+    ask(database, "m", role="ben")
+    assert scalar(connection, "SELECT count(*) FROM dpml.requests") == 101
+
+
+@pytest.mark.one_major
+def test_a_message_never_holds_a_row(database: str, connection: psycopg.Connection) -> None:
+    """Errors of the server before and after the charge, from functions of a view of the owner."""
+    connection.execute(
+        """CREATE FUNCTION shout(float8) RETURNS float8 STABLE LANGUAGE plpgsql
+            AS 'BEGIN RAISE division_by_zero USING MESSAGE = ''SECRET '' || $1; END';
+        CREATE VIEW loud AS SELECT id, shout(age) AS age, town, rich FROM people;
+        CREATE VIEW loud_filter AS SELECT * FROM people WHERE shout(age) > 0;
+        GRANT SELECT ON loud, loud_filter TO owner"""
+    )
+    offer(database, SLOW.replace("slow", "loud"))
+    request = ask(database, "m")
+    serve(database)
+    state, text, charge = outcome(connection, request)
+    assert (state, charge is None) == ("failed", False)
+    assert "stay charged" in text
+    connection.execute("CREATE OR REPLACE VIEW loud AS SELECT id, age, town, rich FROM loud_filter")
+    request = ask(database, "m")
+    serve(database)
+    state, counted, charge = outcome(connection, request)
+    assert (state, charge) == ("refused", None)
+    assert "SECRET" not in text + counted
+    connection.execute("DROP VIEW loud, loud_filter; DROP FUNCTION shout")
+
+
+# What has changed since the data set was registered
+
+
+@pytest.mark.one_major
+def test_a_name_that_is_taken(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    first, second = ask(database, "m"), ask(database, "m", role="ben")
+    serve(database)
+    assert outcome(connection, first)[0] == "done"
+    state, message, charge = outcome(connection, second)
+    assert (state, charge) == ("refused", None)
+    assert message.startswith("a model called m exists: choose another name")
+    assert entries(connection) == 1
+
+
+@pytest.mark.one_major
+def test_only_the_table_that_was_registered_is_read(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    connection.execute("ALTER TABLE people RENAME TO citizens")
+    try:
+        gone = ask(database, "m")
+        serve(database)
+        assert outcome(connection, gone)[0] == "refused"
+        assert 'table "public"."people" does not exist' in outcome(connection, gone)[1]
+        connection.execute("CREATE VIEW people AS SELECT * FROM citizens; ALTER VIEW people OWNER TO ana")
+        connection.execute("GRANT SELECT ON people TO owner")
+        other = ask(database, "m")
+        serve(database)
+        assert "belongs to another role than when" in outcome(connection, other)[1]
+        # One that comes earlier on the search_path is not it either.
+        connection.execute("DROP VIEW people; ALTER TABLE citizens RENAME TO people")
+        connection.execute('CREATE SCHEMA "owner"; CREATE TABLE "owner".people (x int)')
+        shadowed = ask(database, "m")
+        serve(database)
+        assert outcome(connection, shadowed)[0] == "done"
+    finally:
+        connection.execute('DROP SCHEMA IF EXISTS "owner" CASCADE; DROP VIEW IF EXISTS people_view')
+    assert entries(connection) == 1
+
+
+@pytest.mark.one_major
+def test_who_lost_the_right_is_refused(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    late = ask(database, "m")
+    connection.execute("REVOKE dpml_analyst FROM ana")
+    try:
+        serve(database)
+        assert "not offered to role ana any more" in outcome(connection, late)[1]
+    finally:
+        connection.execute("GRANT dpml_analyst TO ana")
+    waiting = ask(database, "m", role="ben")
+    withdraw(database)
+    with pytest.raises(errors.UndefinedObject, match="no data set called census is offered"):
+        ask(database, "m")
+    serve(database)
+    assert outcome(connection, waiting)[0] == "refused"
+    assert entries(connection) == 0
+
+
+@pytest.mark.one_major
+def test_a_data_set_is_for_its_role_alone(database: str, connection: psycopg.Connection) -> None:
+    connection.execute("CREATE ROLE cardiology; GRANT cardiology TO ben")
+    try:
+        offer(database, name="heart")
+        register(database, name="heart", role="cardiology")  # the offer is changed
+        with pytest.raises(errors.UndefinedObject):
+            ask(database, "m", dataset="heart")
+        assert outcome(connection, ask(database, "m", dataset="heart", role="ben"))[0] == "waiting"
+        with Database(of("ana", database)).session() as session:
+            assert requests.list_datasets(session) == []
+        with Database(of("ben", database)).session() as session:
+            assert [found.spec for found in requests.list_datasets(session)] == [SPEC]
+    finally:
+        connection.execute("DROP ROLE cardiology")
+    serve(database)
+    assert scalar(connection, "SELECT state FROM dpml.requests") == "refused"
+
+
+# Other curators
+
+
+def test_a_service_serves_what_its_own_role_registered(database: str, connection: psycopg.Connection) -> None:
+    """Else who may not read a table could have another's service read it, for a budget of his own."""
+    connection.execute("GRANT SELECT ON people TO clerk")
+    offer(database, name="mine", epsilon="1000", by="clerk")
+    connection.execute("REVOKE SELECT ON people FROM clerk")
+    request = ask(database, "m", dataset="mine")
+    assert serve(database) == []
+    with psycopg.connect(of("owner", database), autocommit=True) as owner:
+        for statement in (
+            "UPDATE dpml.requests SET state = 'failed'",
+            "UPDATE dpml.datasets SET role = 'eve'",
+        ):
+            assert owner.execute(statement.encode()).rowcount == 0
+    with pytest.raises(SpecError, match="registered by another role"):
+        register(database, name="mine")
+    with pytest.raises(SpecError, match="has registered no data set called mine"):
+        withdraw(database, "mine")
+    assert serve(database, "clerk") == [f"request {request} by 'ana' on 'mine': refused"]
+    assert "permission denied for table people" in outcome(connection, request)[1]
+    assert entries(connection) == 0
+
+
+def test_what_became_of_a_request_stays(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    ask(database, "m")
+    serve(database)
+    with psycopg.connect(of("owner", database), autocommit=True) as owner:
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is done and cannot become waiting"):
+            owner.execute("UPDATE dpml.requests SET state = 'waiting'")
+        for statement in ("UPDATE dpml.requests SET model = 'x'", "DELETE FROM dpml.requests"):
+            with pytest.raises(errors.InsufficientPrivilege):
+                owner.execute(statement.encode())
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize(
+    ("spec", "more", "error", "message"),
+    [
+        (SPEC.replace("people", "nowhere"), {}, SpecError, "nowhere does not exist"),
+        (SPEC.replace('"people"', '"people"\ndataset = "x"'), {}, SpecError, "dataset = x"),
+        (SPEC.replace('"people"', '"people"\nunit = "id"'), {}, GuaranteeError, "is for no unit"),
+        (SPEC, {"role": "nobody"}, SpecError, "role nobody does not exist"),
+        (SPEC, {"max_epsilon": Decimal("NaN")}, SpecError, "max_epsilon must be"),
+        (SPEC, {"max_passes": 0}, SpecError, "max_passes must be"),
+        ("table =", {}, SpecError, "is not a TOML file"),
+    ],
+)
+def test_what_is_not_registered(
+    database: str, connection: psycopg.Connection, spec: str, more: dict[str, Any], error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        offer(database, spec, **more)
+    assert scalar(connection, "SELECT count(*) FROM dpml.datasets") == 0
+
+
+@pytest.mark.one_major
+def test_a_data_set_has_a_budget(database: str) -> None:
+    with pytest.raises(SpecError, match="no budget: dpml budget open census"):
+        register(database)
+
+
+# Services that die
+
+
+@pytest.mark.one_major
+def test_services_share_the_work(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    offer(database, name="other")
+    for number in range(4):
+        ask(database, f"a{number}")
+        ask(database, f"b{number}", dataset="other")
+    with ThreadPoolExecutor(4) as pool:
+        lines = [line for lines in pool.map(lambda _: serve(database), range(4)) for line in lines]
+    assert len(lines) == len(set(lines)) == 8
+    assert entries(connection) == scalar(connection, "SELECT count(*) FROM dpml.models") == 8
+
+
+@pytest.mark.one_major
+def test_what_a_service_began_is_ended_by_the_next(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(database)
+    request = ask(database, "m")
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    train = requests.train_model
+    monkeypatch.setattr(requests, "train_model", die)  # before the charge
+    with pytest.raises(KeyboardInterrupt):
+        serve(database)
+    assert outcome(connection, request) == ("running", "", None)
+
+    def train_and_die(*arguments: Any, **more: Any) -> None:
+        train(*arguments, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(requests, "train_model", train_and_die)  # the model is stored, and nobody knows
+    with pytest.raises(KeyboardInterrupt):
+        serve(database)
+    monkeypatch.undo()
+    assert outcome(connection, request) == ("running", "", None)
+    weights = scalar(connection, "SELECT weights FROM dpml.models")
+    assert serve(database) == [f"request {request} by 'ana' on 'census': done"]
+    assert scalar(connection, "SELECT weights FROM dpml.models") == weights
+    assert entries(connection) == 1
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
+def test_a_service_that_ends_during_a_run(
+    database: str, connection: psycopg.Connection, by: signal.Signals
+) -> None:
+    """What was charged stays charged, and is not run again."""
+    offer(database, SLOW)
+    request = ask(database, "m")
+    connection.execute("SELECT pg_advisory_lock(%s)", (HELD,))
+    service = subprocess.Popen([*SERVE, of("owner", database)], stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: waits(connection))
+        os.kill(service.pid, by)
+        _, stderr = service.communicate(timeout=60)
+    finally:
+        service.kill()
+        connection.execute("SELECT pg_advisory_unlock_all()")
+    if by is signal.SIGTERM:
+        assert service.returncode == 143
+        assert outcome(connection, request)[0] == "failed"
+        assert "stay charged" in stderr
+    else:
+        assert outcome(connection, request)[0] == "running"
+    until(lambda: not scalar(connection, "SELECT count(*) FROM pg_stat_activity WHERE usename = 'owner'"))
+    serve(database)
+    state, text, charge = outcome(connection, request)
+    assert (state, entries(connection)) == ("failed", 1)
+    assert f"entry {charge} of dpml.ledger" in text
+    assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0
+
+
+@pytest.mark.one_major
+def test_a_service_outlives_its_connections(database: str, connection: psycopg.Connection) -> None:
+    offer(database, SLOW)
+    first = ask(database, "m")
+    with pytest.raises(DpmlError), held(connection, database):
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'owner'")
+    assert outcome(connection, first)[0] == "failed"
+    second = ask(database, "m")
+    serve(database)
+    assert outcome(connection, second)[0] == "done"
+    assert entries(connection) == 2
+
+
+@pytest.mark.one_major
+def test_a_dump_keeps_requests(
+    server: EmbeddedServer, database: str, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    offer(database)
+    ask(database, "m")
+    serve(database)
+    waiting = ask(database, "m2")
+    folder = find_pg_config(server.major).parent
+    file = str(tmp_path / "dump")
+
+    def tool(name: str, *arguments: str) -> None:
+        done = subprocess.run([folder / name, *arguments], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    tool("pg_dump", "--format", "custom", "--file", file, "--dbname", database)
+    connection.execute("CREATE DATABASE restored_requests")
+    copy = server.dsn_of("restored_requests")
+    try:
+        tool("pg_restore", "--exit-on-error", "--dbname", copy, file)
+        query = "SELECT * FROM dpml.requests ORDER BY id"
+        with psycopg.connect(copy, autocommit=True) as other:
+            assert other.execute(query).fetchall() == connection.execute(query).fetchall()
+            assert serve(copy) == [f"request {waiting} by 'ana' on 'census': done"]
+            assert ask(copy, "m3") > waiting
+    finally:
+        connection.execute("DROP DATABASE restored_requests WITH (FORCE)")
+
+
+# The commands
+
+
+@pytest.mark.one_major
+def test_the_commands(database: str, connection: psycopg.Connection, tmp_path: Path) -> None:
+    spec = tmp_path / "census.toml"
+    spec.write_text(SPEC, encoding="utf-8")
+
+    def dpml(*arguments: str, role: str = "owner") -> Any:
+        return CliRunner().invoke(app, [*arguments, "--dsn", of(role, database)])
+
+    assert dpml("dataset", "register", "census", str(spec)).exit_code == 2
+    dpml("budget", "open", "census", "--epsilon", "1", "--delta", "1e-5")
+    done = dpml("dataset", "register", "census", str(spec), "--max-epsilon", "0.5", "--max-passes", "10")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        'census: table "public"."people", offered to role dpml_analyst; epsilon up to 0.5 and 10 passes a '
+        "request; served by role owner\n",
+    )
+    listed = dpml("dataset", "list", "--format", "json", role="ana")
+    assert [found["max_epsilon"] for found in json.loads(listed.stdout)["datasets"]] == ["0.5"]
+    request = ask(database, "m")
+    done = dpml("serve", "--once")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"dpml: request {request} by 'ana' on 'census': done\n"
+    assert "withdrawn" in dpml("dataset", "withdraw", "census").stdout
+    assert dpml("dataset", "withdraw", "nothing").exit_code == 2
+    assert dpml("serve", "--once", role="eve").exit_code == 2
