@@ -775,6 +775,8 @@ BEGIN
 		GRANT SELECT ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries TO dpml_curator;
 		GRANT INSERT (dataset, rule, epsilon, delta, relation, unit, tables, loss_limit, delta_limit)
 			ON TABLE dpml.budgets TO dpml_curator;
+		-- To lock the row while a charge is made; append_only refuses an update.
+		GRANT UPDATE (dataset) ON TABLE dpml.budgets TO dpml_curator;
 		GRANT INSERT (dataset, turn, request, charge, loss, delta) ON TABLE dpml.budget_entries TO dpml_curator;
 		GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism)
 			ON TABLE dpml.ledger TO dpml_curator;

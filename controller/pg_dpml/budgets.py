@@ -432,9 +432,10 @@ def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budg
 
 def _lock(session: Session, budget: Budget) -> None:
     """Wait until nobody else charges this budget; what is read next sees what they did."""
+    # An advisory lock could be held by anyone who can connect; this takes a right to update.
     session.fetch(
-        sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%(key)s, 0))"),
-        {"key": f"dpml.budgets {budget.dataset}"},
+        sql.SQL("SELECT FROM dpml.budgets WHERE dataset = %(dataset)s FOR NO KEY UPDATE"),
+        {"dataset": budget.dataset},
     )
 
 

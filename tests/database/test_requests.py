@@ -27,6 +27,7 @@ from pg_dpml.cli import app
 from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
+from pg_dpml.train import train_model
 from sqltools import empty_registry, scalar
 
 N = 200
@@ -245,6 +246,17 @@ def test_what_is_rolled_back_was_never_asked(database: str, connection: psycopg.
     assert entries(connection) == 0
 
 
+def test_locks_that_anyone_can_take_stop_nothing(database: str, connection: psycopg.Connection) -> None:
+    """Whoever can log in can lock any number; the service waits for none."""
+    offer(database)
+    request = ask(database, "m")
+    with psycopg.connect(of("eve", database)) as eve:
+        for key in ("dpml.budgets census", f"dpml.requests {request}", "dpml.datasets census"):
+            eve.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", (key,))
+        serve(database)
+    assert outcome(connection, request)[0] == "done"
+
+
 def test_a_killed_session_leaves_its_request(database: str, connection: psycopg.Connection) -> None:
     offer(database)
 
@@ -375,7 +387,7 @@ BAD_OPTIONS = {
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "noiseless"}}': "is not private",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "lbfgs"}}': "is not private",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": {"a": [1]}}}': "method must be one of",
-    '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gd", "passes": 1001}}': "passes must be at most",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gd", "passes": 1001}}': "passes must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on", "lambda": 1e999}}': "lambda must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-sgd", "batch_size": 100000}}': "batch",
     '{"privacy": {"epsilon": 0.51}}': "epsilon must be at most 0.5 a request",
@@ -612,14 +624,13 @@ def test_what_a_service_began_is_ended_by_the_next(
     def die(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    train = requests.train_model
     monkeypatch.setattr(requests, "train_model", die)  # before the charge
     with pytest.raises(KeyboardInterrupt):
         serve(database)
     assert outcome(connection, request) == ("running", "", None)
 
     def train_and_die(*arguments: Any, **more: Any) -> None:
-        train(*arguments, **more)
+        train_model(*arguments, **more)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(requests, "train_model", train_and_die)  # the model is stored, and nobody knows
