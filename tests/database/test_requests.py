@@ -456,6 +456,23 @@ def test_a_message_never_holds_a_row(database: str, connection: psycopg.Connecti
     connection.execute("DROP VIEW loud, loud_filter; DROP FUNCTION shout")
 
 
+@pytest.mark.one_major
+def test_an_unexpected_error_is_not_quoted(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(database)
+    request, other = ask(database, "m"), ask(database, "m2")
+
+    def fail(*_: Any, name: str, **__: Any) -> None:
+        raise ValueError("SECRET") if name == "m" else DpmlError("SECRET")
+
+    monkeypatch.setattr(requests, "train_model", fail)
+    assert len(serve(database)) == 2
+    text = "the service met an unexpected error ({}); nothing was charged"
+    assert outcome(connection, request) == ("failed", text.format("ValueError"), None)
+    assert outcome(connection, other) == ("failed", text.format("DpmlError"), None)
+
+
 # What has changed since the data set was registered
 
 
