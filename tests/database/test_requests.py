@@ -28,7 +28,9 @@ from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.train import train_model
-from sqltools import empty_registry, scalar
+from sqltools import scalar
+
+pytestmark = pytest.mark.usefixtures("clean")
 
 N = 200
 TENTH = {"privacy": {"epsilon": 0.1, "delta": 1e-6}, "training": {"method": "bolt-on", "passes": 1}}
@@ -75,14 +77,6 @@ def world(database: str) -> Iterator[None]:
     yield
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"DROP OWNED BY {', '.join(ROLES)}; DROP ROLE {', '.join(ROLES)}".encode())
-
-
-@pytest.fixture(autouse=True)
-def clean(connection: psycopg.Connection) -> Iterator[None]:
-    empty_registry(connection)
-    yield
-    query = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
-    assert scalar(connection, query) == 0
 
 
 def open_budget(dsn: str, name: str = "census", epsilon: str = "1.0", by: str = "owner") -> None:
