@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import psycopg
 import pytest
@@ -40,14 +42,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
-    """A private server, and in it a template database with the extension."""
-    with EmbeddedServer(major=request.param) as running:
-        with psycopg.connect(running.dsn, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {_TEMPLATE}")
-        with psycopg.connect(running.dsn_of(_TEMPLATE), autocommit=True) as connection:
-            connection.execute("CREATE EXTENSION pg_dpml")
-        yield running
+def servers() -> Iterator[Callable[[int], EmbeddedServer]]:
+    """Private servers by major, started when first asked for; in each a template with the extension."""
+    with ExitStack() as started:
+
+        @cache
+        def start(major: int) -> EmbeddedServer:
+            running = started.enter_context(EmbeddedServer(major=major))
+            with psycopg.connect(running.dsn, autocommit=True) as connection:
+                connection.execute(f"CREATE DATABASE {_TEMPLATE}")
+            with psycopg.connect(running.dsn_of(_TEMPLATE), autocommit=True) as connection:
+                connection.execute("CREATE EXTENSION pg_dpml")
+            return running
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, servers: Callable[[int], EmbeddedServer]) -> EmbeddedServer:
+    """The server of a major of --pg. It outlives this fixture, which every file goes through anew."""
+    return servers(request.param)
 
 
 @pytest.fixture(scope="module")
