@@ -253,6 +253,7 @@ def close_budget(session: Session, dataset: str) -> Budget:
     left = left_of(session, budget)
     _require_open(budget, left)
     _enter(session, budget, left.entries + 1, f"close {uuid.uuid4()}", None, Cost(Decimal(0), Decimal(0)))
+    session.must_last(f"the budget of data set {dataset} may be closed, as dpml budget show {dataset} tells")
     return budget
 
 

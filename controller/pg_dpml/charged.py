@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from pg_dpml.database import Database, Session
-from pg_dpml.errors import RunFailedError, RunInterrupted
+from pg_dpml.database import Database, Session, sql
+from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted
 
 __all__ = ["run_charged"]
 
@@ -46,21 +46,29 @@ def run_charged(
 
     Notes
     -----
-    Source: privacy/README.md, "Order of a run".
+    What is said of a commit whose answer was lost, of the model too, is `Session.must_last`'s.
+    Source: privacy/README.md, "Order of a run" and "Bad rows never show".
     """
     # What ends a charged run is raised anew, outside the except block: the server's text may quote a row,
     # and the frames of the first exception hold un-noised values.
     failure: BaseException
     try:
         with database.session("REPEATABLE READ") as session:
+            # So that a statement of minutes ends when this process is killed.
+            session.execute(sql.SQL("SET LOCAL client_connection_check_interval = '1s'"))
             return work(session)
     except RunFailedError as error:
         failure = RunFailedError(f"{error}; {spent}")
-    except Exception:
+    except RunInterrupted as interrupt:
+        failure = RunInterrupted(f"{interrupt}; {spent}", interrupt.interrupt)
+    except Exception as error:
         if not charged:
             raise
+        cause = error.cause if isinstance(error, DpmlError) else None
         failure = RunFailedError(
-            f"{failed}; {spent}. The server's log has the reason; it is not shown because it may quote a row"
+            f"{failed}: {cause}; {spent}"
+            if cause is not None
+            else f"{failed}; {spent}. The server's log has the reason; it is not shown because it may quote a row"
         )
     except BaseException as interrupt:  # Ctrl-C, or what a callback ends the program with
         failure = RunInterrupted(f"{interrupted}; {spent}", type(interrupt))

@@ -12,7 +12,7 @@ import ipaddress
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from psycopg.adapt import Dumper
 from psycopg.types.json import Jsonb
 from sqlalchemy.pool import NullPool
 
-from pg_dpml.errors import DpmlError, SpecError, UnavailableError
+from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError, UnavailableError
 
 __all__ = [
     "ColumnType",
@@ -41,6 +41,23 @@ __all__ = [
 
 _READ_ONLY = "25006"
 _MISSING_SCHEMA = "3F000"
+
+_LOST = "the connection to the server was lost"
+_ENDED = "the server ended the connection, as at a restart or by an administrator"
+_CAUSES = {
+    "25P03": "the transaction was idle for longer than idle_in_transaction_session_timeout",
+    "25P04": "the transaction took longer than transaction_timeout",
+    "53100": "the server's disk, or the tablespace of the work tables, is full",
+    "53200": "the server is out of memory",
+    "53400": "a limit in the server's configuration was reached, such as temp_file_limit",
+    "55P03": "a lock was not granted within lock_timeout",
+    "57014": "the statement was cancelled, or took longer than statement_timeout",
+    "57P01": _ENDED,
+    "57P02": "the server crashed, or was stopped at once",
+    "57P03": "the server is starting up or shutting down",
+}
+"""What befalls a server whatever its rows hold, by SQLSTATE."""
+_UNAVAILABLE = ("57P01", "57P02", "57P03")
 
 
 # A name as SQL writes it, qualified or not: to_regclass raises an error on what is none.
@@ -151,6 +168,8 @@ class Session:
         driver.adapters.register_dumper(_Float8Array, _Float8ArrayDumper)
         self.connection = connection
         self.driver: psycopg.Connection[Any] = driver
+        self.at_stake: str | None = None
+        """What is said where it is not known whether the transaction was committed; see `must_last`."""
 
     def execute(self, query: Query, parameters: Mapping[str, Any] | None = None) -> int:
         """Run one statement; the number of rows it touched. A percent sign in `sql.SQL` is written twice."""
@@ -166,6 +185,22 @@ class Session:
         rows = self.fetch(query, parameters)
         assert len(rows) == 1
         return rows[0]
+
+    def must_last(self, at_stake: str) -> None:
+        """Once it is committed, this transaction outlives a crash of the server, whatever the role's settings.
+
+        Parameters
+        ----------
+        at_stake : str
+            What is not known if the answer to the commit is lost, and how to find out.
+        """
+        self.at_stake = at_stake
+        self.execute(
+            sql.SQL(
+                "SELECT pg_catalog.set_config('synchronous_commit', 'on', true) "
+                "WHERE pg_catalog.current_setting('synchronous_commit') = 'off'"
+            )
+        )
 
     @contextmanager
     def discarded(self) -> Iterator[None]:
@@ -380,32 +415,39 @@ class Database:
         Raises
         ------
         UnavailableError
-            If the server cannot be reached or is read-only.
+            If the server cannot be reached or is read-only, or the connection is lost.
+        RunFailedError, RunInterrupted
+            If the answer to the commit is lost, or not waited for, of a transaction that `must_last`.
         DpmlError
             For any other error of the server, with its first line and no detail.
         """
         try:
             connection = self._engine.connect()
         except sa.exc.DBAPIError as error:
-            raise _translate(error.orig) from None
+            raise _translate(error.orig, connected=False) from None
         except psycopg.Error as error:
-            raise _translate(error) from None
+            raise _translate(error, connected=False) from None
         with connection:
             connection = connection.execution_options(isolation_level=isolation)
             role = ""
             try:
-                with connection.begin():
+                with connection.begin() as transaction:
                     session = Session(connection)
                     role = session.driver.info.user
                     self._require_tls(session.driver)
                     try:
                         yield session
                     except BaseException as error:
-                        # After an interrupt the statement may still be running: a rollback could not be sent.
+                        # No rollback can be sent while a statement may still be running, as after an
+                        # interrupt, or on a lost connection.
                         if not isinstance(error, Exception):
-                            session.driver.cancel()
+                            with suppress(psycopg.Error):
+                                session.driver.cancel()
+                            connection.invalidate()
+                        elif session.driver.closed:
                             connection.invalidate()
                         raise
+                    _commit(transaction, session)
             except sa.exc.DBAPIError as error:
                 raise _translate(error.orig, role) from None
             except psycopg.Error as error:
@@ -420,6 +462,27 @@ class Database:
                 f"the connection to {info.host} is not encrypted and would carry un-noised weights: "
                 "connect with sslmode=require, or pass insecure if the network is private"
             )
+
+
+def _commit(transaction: sa.RootTransaction, session: Session) -> None:
+    """Commit, and say so where nobody knows whether the server did."""
+    try:
+        transaction.commit()
+    except BaseException as error:
+        original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        if isinstance(original, psycopg.Error) and original.diag.severity_nonlocalized == "ERROR":
+            raise  # the server refused
+        session.connection.invalidate()
+        at_stake = session.at_stake
+        if not isinstance(error, Exception):
+            if at_stake is None:
+                raise
+            raise RunInterrupted(f"interrupted during the commit: {at_stake}", type(error)) from None
+        if at_stake is None:
+            raise UnavailableError(
+                f"{_LOST} during the commit, and what was asked for may have been done: look before you repeat it"
+            ) from None
+        raise RunFailedError(f"{_LOST} during the commit: {at_stake}") from None
 
 
 def _grant(primary: str, role: str) -> str:
@@ -441,19 +504,32 @@ def _grant(primary: str, role: str) -> str:
     return f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner"
 
 
-def _translate(error: BaseException | None, role: str = "") -> DpmlError:
+def _translate(error: BaseException | None, role: str = "", *, connected: bool = True) -> DpmlError:
     """A server error as ours: the first line of its message, never its detail or context."""
+    translated = _in_our_words(error, role, connected=connected)
+    if isinstance(error, psycopg.OperationalError):
+        translated.cause = _CAUSES.get(error.sqlstate) if error.sqlstate else _LOST
+    return translated
+
+
+def _in_our_words(error: BaseException | None, role: str, *, connected: bool) -> DpmlError:
     text = str(error).strip().splitlines()[0] if error is not None and str(error).strip() else "unknown"
     if not isinstance(error, psycopg.Error):
         return DpmlError(text)
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+        if connected:
+            return UnavailableError(f"{_LOST}: {text}")
         return UnavailableError(
             f"cannot reach PostgreSQL: {text}. Check the connection string, or PGHOST, PGPORT, PGDATABASE, "
             "PGUSER and PGSERVICE"
         )
     primary = error.diag.message_primary or text
     if error.sqlstate == _READ_ONLY:
-        return UnavailableError(f"this server is read-only ({primary}): train on the primary")
+        return UnavailableError(
+            f"this server is read-only ({primary}): train, and write, on the primary; dpml.predict works here"
+        )
+    if error.sqlstate in _UNAVAILABLE:
+        return UnavailableError(f"{_CAUSES[error.sqlstate]}: {primary}")
     if error.sqlstate == _MISSING_SCHEMA or (
         isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedFunction)
         and "dpml." in primary

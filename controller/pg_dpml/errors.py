@@ -24,9 +24,16 @@ OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes
 
 
 class DpmlError(Exception):
-    """Root of the package's errors; `exit_code` is what the command line returns."""
+    """Root of the package's errors; `exit_code` is what the command line returns.
+
+    Attributes
+    ----------
+    cause : str or None
+        What befell the server or the connection, in words of ours, which quote no row; None for anything else.
+    """
 
     exit_code = 1
+    cause: str | None = None
 
 
 class SpecError(DpmlError):

@@ -193,7 +193,12 @@ def charge(
         )
         .returning(ledger.c.id)
     )
-    return int(session.connection.execute(statement).scalar_one())
+    entry = int(session.connection.execute(statement).scalar_one())
+    session.must_last(
+        f"epsilon = {float(epsilon):g}, delta = {float(delta):.3g} may be charged, unless dpml.ledger has no entry {entry}; "
+        "no row was read"
+    )
+    return entry
 
 
 def store_model(session: Session, model: Model) -> None:
@@ -216,6 +221,7 @@ def store_model(session: Session, model: Model) -> None:
     if model.owner is not None:
         values["owner"] = model.owner
     session.connection.execute(models.insert().values(**values))
+    session.must_last(f"model {model.name} may be stored, as dpml models tells")
 
 
 def _model(row: Any) -> Model:
