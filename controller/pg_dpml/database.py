@@ -479,9 +479,11 @@ def _commit(transaction: sa.RootTransaction, session: Session) -> None:
                 raise
             raise RunInterrupted(f"interrupted during the commit: {at_stake}", type(error)) from None
         if at_stake is None:
-            raise UnavailableError(
+            lost = UnavailableError(
                 f"{_LOST} during the commit, and what was asked for may have been done: look before you repeat it"
-            ) from None
+            )
+            lost.cause = _LOST
+            raise lost from None
         raise RunFailedError(f"{_LOST} during the commit: {at_stake}") from None
 
 
@@ -507,8 +509,10 @@ def _grant(primary: str, role: str) -> str:
 def _translate(error: BaseException | None, role: str = "", *, connected: bool = True) -> DpmlError:
     """A server error as ours: the first line of its message, never its detail or context."""
     translated = _in_our_words(error, role, connected=connected)
-    if isinstance(error, psycopg.OperationalError):
-        translated.cause = _CAUSES.get(error.sqlstate) if error.sqlstate else _LOST
+    if isinstance(error, psycopg.Error) and error.sqlstate:
+        translated.cause = _CAUSES.get(error.sqlstate)
+    elif isinstance(error, psycopg.OperationalError):
+        translated.cause = _LOST
     return translated
 
 
