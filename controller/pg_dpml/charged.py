@@ -65,11 +65,12 @@ def run_charged(
         if not charged:
             raise
         cause = error.cause if isinstance(error, DpmlError) else None
-        failure = RunFailedError(
-            f"{failed}: {cause}; {spent}"
-            if cause is not None
-            else f"{failed}; {spent}. The server's log has the reason; it is not shown because it may quote a row"
-        )
+        if cause is not None:
+            text = f"{failed}: {cause}; {spent}"
+        else:
+            reason = "The server's log has the reason; it is not shown because it may quote a row"
+            text = f"{failed}; {spent}. {reason}"
+        failure = RunFailedError(text)
     except BaseException as interrupt:  # Ctrl-C, or what a callback ends the program with
         failure = RunInterrupted(f"{interrupted}; {spent}", type(interrupt))
     raise failure

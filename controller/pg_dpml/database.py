@@ -187,7 +187,7 @@ class Session:
         return rows[0]
 
     def must_last(self, at_stake: str) -> None:
-        """Once it is committed, this transaction outlives a crash of the server, whatever the role's settings.
+        """Once committed, this transaction outlives a crash of the server, whatever the role's settings.
 
         Parameters
         ----------
@@ -480,7 +480,7 @@ def _commit(transaction: sa.RootTransaction, session: Session) -> None:
             raise RunInterrupted(f"interrupted during the commit: {at_stake}", type(error)) from None
         if at_stake is None:
             lost = UnavailableError(
-                f"{_LOST} during the commit, and what was asked for may have been done: look before you repeat it"
+                f"{_LOST} during the commit, so what was asked for may be done: look before you repeat it"
             )
             lost.cause = _LOST
             raise lost from None

@@ -29,7 +29,7 @@ class DpmlError(Exception):
     Attributes
     ----------
     cause : str or None
-        What befell the server or the connection, in words of ours, which quote no row; None for anything else.
+        What befell server or connection, in words of ours, which quote no row; None for anything else.
     """
 
     exit_code = 1

@@ -195,8 +195,8 @@ def charge(
     )
     entry = int(session.connection.execute(statement).scalar_one())
     session.must_last(
-        f"epsilon = {float(epsilon):g}, delta = {float(delta):.3g} may be charged, unless dpml.ledger has no entry {entry}; "
-        "no row was read"
+        f"epsilon = {float(epsilon):g}, delta = {float(delta):.3g} may be charged, unless dpml.ledger has no "
+        f"entry {entry}; no row was read"
     )
     return entry
 

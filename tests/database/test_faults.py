@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +20,21 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from typer.testing import CliRunner, Result
 
 import people
 import pg_dpml
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
 from pg_dpml import budgets
+from pg_dpml.cli import app
 from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer
+from pg_dpml.embedded_host import Account, run_as, temporary_folder
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, UnavailableError
-from pg_dpml.spec import Grid, PrivacySpec, TrainSpec
+from pg_dpml.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
 from sqltools import empty_registry, scalar
 
 N = 200
@@ -33,6 +43,8 @@ METHODS = ("bolt-on", "dp-gd", "whitened-dp-gd", "dp-sgd", "bst14", "scs13")
 STAYS = r"epsilon = 1, delta = 1e-06 stay charged \(entry {entry} of dpml.ledger\)"
 OURS = "application_name = 'dpml' AND datname = current_database() AND backend_type = 'client backend'"
 WORK_TABLES = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
+
+COMMAND = (sys.executable, "-c", "import sys; from pg_dpml.cli import main; sys.argv[0] = 'dpml'; main()")
 
 Run = Callable[[str], object]
 """A charged run, of a connection string."""
@@ -53,8 +65,8 @@ def prepare(connection: psycopg.Connection) -> None:
         "AS 'BEGIN PERFORM pg_sleep(0.05); RETURN t; END'"
     )
     connection.execute(
-        "CREATE VIEW slow AS SELECT id, age, gain, married, mood, slowly(town) AS town, height, pixels, rich, "
-        "grade, price FROM people"
+        "CREATE VIEW slow AS SELECT id, age, gain, married, mood, slowly(town) AS town, height, pixels, "
+        "rich, grade, price FROM people"
     )
 
 
@@ -89,6 +101,15 @@ def train(dsn: str, name: str = "m", **given: Any) -> pg_dpml.TrainResult:
     data = given.pop("data", None) or people.spec()
     training = given.pop("training", TrainSpec(method="dp-gd", passes=2))
     return pg_dpml.train(dsn, data, PRIVACY, training, name=name, **given)
+
+
+def cli(*arguments: str, dsn: str) -> Result:
+    """A command, in the process of the tests; it handles SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return CliRunner().invoke(app, [*arguments, "--dsn", dsn])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class State(NamedTuple):
@@ -137,25 +158,24 @@ RUNS: dict[str, Run] = {method: sgd(method) for method in METHODS} | {
         dsn, people.spec(), PRIVACY, Grid({"passes": [1, 2]}, TrainSpec(method="dp-gd")), name="m"
     ),
 }
-OFTEN = ("dp-gd", "tune")
-"""The others differ from these in their passes only."""
 
 
 @pytest.mark.one_major
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.long) for kind in RUNS]
+    ("kind", "every"),
+    [("dp-gd", 1), ("tune", 10), *(pytest.param(kind, 1, marks=pytest.mark.long) for kind in RUNS)],
 )
 @pytest.mark.parametrize("how", [Loss.REQUEST, Loss.ANSWER], ids=["request", "answer"])
 def test_a_connection_lost_anywhere(
-    proxy: FaultProxy, clean: psycopg.Connection, kind: str, how: Loss
+    proxy: FaultProxy, clean: psycopg.Connection, kind: str, every: int, how: Loss
 ) -> None:
-    """At every request of a run: what is left is what the message says."""
+    """At every request of a run, or one in so many and both commits: what is left is what the message says."""
     proxy.arm()
     RUNS[kind](proxy.dsn)
     requests = proxy.requests
     charge, store = (number for number, text in enumerate(requests, 1) if text == "COMMIT")
     assert store == len(requests)
-    for number in range(1, store + 1):
+    for number in sorted({charge, store, *range(1, store, every)}):
         empty_registry(clean)
         proxy.arm(lose(number, how))
         with pytest.raises(DpmlError) as raised:
@@ -213,8 +233,10 @@ def test_a_connection_lost_in_an_evaluation(
             assert len(new) == (how is Loss.ANSWER)
         else:
             (entry,) = new
-            assert f"nothing was released: the connection to the server was lost; epsilon = 0.5 stays " in message
-            assert f"(entry {entry} of dpml.ledger)" in message
+            assert message == (
+                "the evaluation failed on the server and nothing was released: the connection to the server "
+                f"was lost; epsilon = 0.5 stays charged (entry {entry} of dpml.ledger)"
+            )
 
 
 @pytest.mark.one_major
@@ -234,7 +256,7 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
         "SELECT (SELECT array_agg(id ORDER BY id) FROM dpml.ledger) "
         "= (SELECT array_agg(charge ORDER BY charge) FROM dpml.budget_entries)"
     )
-    for number in range(10, store + 1):
+    for number in (charge - 1, charge, charge + 1, store - 1, store):
         name = f"m{number}"
         proxy.arm(lose(number, how))
         with pytest.raises(DpmlError):
@@ -321,9 +343,8 @@ def test_a_run_that_an_administrator_ends(database: str, clean: psycopg.Connecti
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_run_whose_process_is_killed(own: EmbeddedServer, alone: str, phase: str) -> None:
     """All sessions end, and the charge outlives the crash although this server commits lazily."""
-    with psycopg.connect(alone, autocommit=True) as connection:
-        with pytest.raises(RunFailedError) as raised:
-            train(alone, progress=at(phase, lambda: os.kill(backend(connection), signal.SIGKILL)))
+    with psycopg.connect(alone, autocommit=True) as connection, pytest.raises(RunFailedError) as raised:
+        train(alone, progress=at(phase, lambda: os.kill(backend(connection), signal.SIGKILL)))
     with reconnected(alone) as connection:
         failed_once(connection, raised.value, "the connection to the server was lost")
         assert left_on_disk(own, connection) == []
@@ -333,7 +354,7 @@ INDEX_META_PAGE = (0x53162).to_bytes(4, "little")
 
 
 def left_on_disk(server: EmbeddedServer, connection: psycopg.Connection) -> list[Path]:
-    """Files of the database that belong to no relation, but for empty ones, of zeros or with the first page of an index."""
+    """Files of the database that belong to no relation, but for zeros and first pages of indexes."""
     base = server.folder / f"run-{server.major}" / "data" / "base"
     number = scalar(connection, "SELECT oid::text FROM pg_database WHERE datname = current_database()")
     known = connection.execute("SELECT pg_relation_filenode(oid)::text FROM pg_class").fetchall()
@@ -360,6 +381,7 @@ def test_a_server_that_restarts(own: EmbeddedServer, alone: str, mode: str) -> N
         assert train(alone, name="again").model.name == "again"
 
 
+@pytest.mark.one_major
 def test_a_cancelled_statement(database: str, clean: psycopg.Connection) -> None:
     slow = people.spec(table="slow", definition_is_public=True)
     busy = f"SELECT count(*) > 0 FROM pg_stat_activity WHERE {OURS} AND wait_event = 'PgSleep'"
@@ -387,7 +409,9 @@ class Limit(NamedTuple):
 
 
 LIMITS = [
-    Limit("statement_timeout", "the statement was cancelled, or took longer than statement_timeout", "slow", 0),
+    Limit(
+        "statement_timeout", "the statement was cancelled, or took longer than statement_timeout", "slow", 0
+    ),
     Limit("lock_timeout", "a lock was not granted within lock_timeout", "people", 0),
     Limit(
         "idle_in_transaction_session_timeout",
@@ -423,7 +447,425 @@ def test_limits_of_time(alice: str, database: str, clean: psycopg.Connection, li
                 other.execute("LOCK TABLE people IN ACCESS EXCLUSIVE MODE")
             time.sleep(limit.pause_s)
 
+        data = people.spec(table=limit.table, definition_is_public=True)
         with pytest.raises(RunFailedError) as raised:
-            data = people.spec(table=limit.table, definition_is_public=True)
             train(alice, data=data, progress=at("pack 0", disturb))
     failed_once(clean, raised.value, limit.cause)
+
+
+# Space
+
+
+DISK = "the server's disk, or the tablespace of the work tables, is full"
+
+
+@pytest.fixture
+def wide(own: EmbeddedServer, alone: str) -> Iterator[str]:
+    """A table whose encoded rows take about 30 MB."""
+    with psycopg.connect(alone, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE wide AS SELECT g AS id, array_fill(g % 7, ARRAY[200])::float4[] AS x, "
+            "g % 2 AS y FROM generate_series(1, 36000) g"
+        )
+        yield "wide"
+        connection.execute("DROP TABLE wide")
+
+
+WIDE = DataSpec("wide", Label("y", positive="1", negative="0"), (Column("x", lower=0, upper=7, length=200),))
+
+
+def recovers(dsn: str, connection: psycopg.Connection) -> None:
+    """The same run with room."""
+    assert train(dsn, name="again", data=WIDE).model.name == "again"
+    assert scalar(connection, WORK_TABLES) == 0
+
+
+@pytest.fixture
+def small_tablespace(own: EmbeddedServer) -> Iterator[str]:
+    """A tablespace of 4 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    folder = own.folder / "small"
+    folder.mkdir()
+    options = f"size=4M,mode=700,uid={own.log_path.stat().st_uid}"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False)
+    if mounted.returncode != 0:
+        folder.rmdir()
+        pytest.skip("this machine lets nobody mount a small file system")
+    with psycopg.connect(own.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLESPACE small LOCATION '{folder}'".encode())
+        yield "small"
+        connection.execute("DROP TABLESPACE small")
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.one_major
+def test_a_full_disk(alone: str, wide: str, small_tablespace: str) -> None:
+    with psycopg.connect(alone, autocommit=True) as connection:
+        connection.execute("ALTER ROLE postgres SET default_tablespace = small")
+        try:
+            with pytest.raises(RunFailedError) as raised:
+                train(alone, data=WIDE)
+        finally:
+            connection.execute("ALTER ROLE postgres RESET default_tablespace")
+        failed_once(connection, raised.value, DISK)
+        assert scalar(connection, "SELECT pg_tablespace_size('small')") < 100_000
+        recovers(alone, connection)
+
+
+@pytest.mark.one_major
+def test_a_limit_of_temporary_files(alone: str, wide: str) -> None:
+    with psycopg.connect(alone, autocommit=True) as connection:
+        connection.execute("ALTER ROLE postgres SET temp_file_limit = '1MB'")
+        connection.execute("ALTER ROLE postgres SET work_mem = '64kB'")
+        try:
+            with pytest.raises(RunFailedError) as raised:
+                train(alone, data=WIDE)
+        finally:
+            connection.execute("ALTER ROLE postgres RESET ALL")
+        failed_once(
+            connection,
+            raised.value,
+            "a limit in the server's configuration was reached, such as temp_file_limit",
+        )
+        recovers(alone, connection)
+
+
+@pytest.mark.one_major
+def test_a_limit_of_file_sizes(alone: str, wide: str) -> None:
+    """As a full disk, for those who may mount nothing. Files of the log are smaller than the limit."""
+    most = 20 * 2**20 + 4096
+    with psycopg.connect(alone, autocommit=True) as connection:
+
+        def limit() -> None:
+            resource.prlimit(backend(connection), resource.RLIMIT_FSIZE, (most, most))
+
+        with pytest.raises(RunFailedError) as raised:
+            train(alone, data=WIDE, progress=at("pack 0", limit))
+        settle(connection)
+        (entry,) = state(connection).charges
+        assert re.search(f"no model was stored.*{STAYS.format(entry=entry)}", str(raised.value))
+        assert state(connection).models == {}
+        recovers(alone, connection)
+
+
+# Interrupts
+
+
+@pytest.fixture
+def unanswered(own: EmbeddedServer, alone: str) -> Iterator[Callable[[], None]]:
+    """From when it is called, a commit that must last waits for a standby that never comes."""
+    with psycopg.connect(alone, autocommit=True) as connection:
+
+        def begin() -> None:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            connection.execute("SELECT pg_reload_conf()")
+            with psycopg.connect(alone) as other:
+                wait_until(other, "SELECT current_setting('synchronous_standby_names') = 'nobody'")
+
+        yield begin
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        connection.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("commit", ["charge", "model"])
+def test_an_interrupt_during_a_commit(
+    own: EmbeddedServer, alone: str, unanswered: Callable[[], None], commit: str
+) -> None:
+    """The server has committed; the client cannot know, and says so."""
+
+    def interrupt() -> None:
+        with psycopg.connect(alone, autocommit=True) as other:
+            wait_until(
+                other, f"SELECT count(*) > 0 FROM pg_stat_activity WHERE {OURS} AND wait_event = 'SyncRep'"
+            )
+            os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    if commit == "charge":
+        unanswered()
+    with pytest.raises(RunInterrupted) as raised:
+        train(alone, progress=at("pass 2", unanswered))
+    interrupter.join()
+    with psycopg.connect(alone, autocommit=True) as connection:
+        settle(connection)
+        (entry,) = state(connection).charges
+        if commit == "charge":
+            assert state(connection).models == {}
+            assert str(raised.value) == (
+                "interrupted during the commit: epsilon = 1, delta = 1e-06 may be charged, unless "
+                f"dpml.ledger has no entry {entry}; no row was read"
+            )
+        else:
+            assert state(connection).models == {entry: "m"}
+            assert re.fullmatch(
+                "interrupted during the commit: model m may be stored, as dpml models tells; "
+                + STAYS.format(entry=entry),
+                str(raised.value),
+            )
+        assert scalar(connection, WORK_TABLES) == 0
+
+
+SPEC = """
+table = "slow"
+definition_is_public = true
+[label]
+column = "rich"
+positive = "yes"
+[columns.town]
+levels = ["Aix", "Bonn", "Cork"]
+"""
+
+
+@pytest.mark.one_major
+def test_a_killed_controller(database: str, clean: psycopg.Connection, tmp_path: Path) -> None:
+    """The server notices within a second or two, in the middle of a statement of ten seconds."""
+    path = tmp_path / "slow.toml"
+    path.write_text(SPEC, encoding="utf-8")
+    command = ["train", str(path), "--epsilon", "1", "--name", "m", "--dsn", database]
+    running = subprocess.Popen([*COMMAND, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(
+            clean, f"SELECT count(*) > 0 FROM pg_stat_activity WHERE {OURS} AND wait_event = 'PgSleep'"
+        )
+    finally:
+        running.kill()
+        running.wait()
+    wait_until(clean, f"SELECT count(*) = 0 FROM pg_stat_activity WHERE {OURS}", seconds=5)
+    found = state(clean)
+    assert len(found.charges) == 1
+    assert found.models == {}
+
+
+# Read-only servers
+
+
+@pytest.fixture(scope="module")
+def standby(own: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """A streaming standby of `own`."""
+    with tempfile.TemporaryDirectory(prefix="standby-", dir=own.folder.parent) as place:
+        os.chmod(place, 0o711)
+        folder = Path(place) / "server"
+        folder.mkdir(mode=0o711)
+        run = folder / f"run-{own.major}"
+        run.mkdir(mode=0o700)
+        account = Account.find()
+        if account is not None:
+            os.chown(run, account.uid, account.gid)
+        program = str(own._tree.path("BINDIR") / "pg_basebackup") if own._tree else ""
+        where = [f"--{key}={own.environment[name]}" for key, name in CONNECTION.items()]
+        options = ["--checkpoint=fast", "--no-sync", "--write-recovery-conf", "--pgdata", str(run / "data")]
+        run_as([program, *where, *options], account, run)
+        with EmbeddedServer(folder, own.major) as running:
+            yield running
+
+
+CONNECTION = {"host": "PGHOST", "port": "PGPORT", "username": "PGUSER"}
+
+
+@pytest.mark.one_major
+def test_a_standby(own: EmbeddedServer, alone: str, standby: EmbeddedServer, tmp_path: Path) -> None:
+    train(alone)
+    read_only(standby.dsn, tmp_path)
+    with psycopg.connect(standby.dsn, autocommit=True) as connection:
+        assert scalar(connection, "SELECT pg_is_in_recovery()")
+    shown = cli("doctor", dsn=standby.dsn)
+    assert shown.exit_code == 1
+    assert "a standby, which is read-only" in shown.stdout
+
+
+@pytest.mark.one_major
+def test_read_only_transactions(database: str, clean: psycopg.Connection, tmp_path: Path) -> None:
+    train(database)
+    read_only(f"{database} options='-c default_transaction_read_only=on'", tmp_path)
+
+
+def read_only(dsn: str, tmp_path: Path) -> None:
+    """Model m is applied and measured; what would write fails with exit code 3."""
+    spec = tmp_path / "people.toml"
+    spec.write_text(SPEC.replace('"slow"', '"people"'), encoding="utf-8")
+    with psycopg.connect(dsn) as connection:
+        wait_until(connection, "SELECT count(*) > 0 FROM dpml.models WHERE name = 'm'")
+        assert scalar(connection, "SELECT count(dpml.predict('m', t)) FROM people t") == N
+        assert scalar(connection, "SELECT count(dpml.predict_proba('m', t)) FROM people t") == N
+        charges = state(connection).charges
+    for command in (
+        ["plan", str(spec), "--epsilon", "1"],
+        ["evaluate", "m", "--table", "people", "--public"],
+        ["show", "m"],
+        ["export", "m"],
+        ["models"],
+    ):
+        assert cli(*command, dsn=dsn).exit_code == 0, command
+    for command in (
+        ["train", str(spec), "--epsilon", "1", "--name", "new"],
+        ["evaluate", "m", "--table", "people", "--epsilon", "1"],
+        ["predict", "m", "--table", "people", "--id", "id", "--into", "predictions"],
+        ["drop", "m", "--yes"],
+        ["budget", "open", "census", "--epsilon", "1", "--delta", "0", "--rule", "basic"],
+    ):
+        shown = cli(*command, dsn=dsn)
+        assert shown.exit_code == 3, (command, shown.output)
+        assert "this server is read-only" in shown.output
+    with psycopg.connect(dsn) as connection:
+        assert state(connection).charges == charges
+
+
+# Poolers
+
+
+@pytest.fixture
+def pooler(database: str, clean: psycopg.Connection) -> Iterator[str]:
+    """Connection string of PgBouncer with one connection to the server, for one transaction at a time."""
+    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        pytest.skip("there is no pgbouncer here (on Debian: apt-get install pgbouncer)")
+    account = Account.find()
+    folder = temporary_folder(account)
+    host = conninfo_to_dict(database)["host"]
+    (folder / "users").write_text('"postgres" ""\n"alice" ""\n', encoding="utf-8")
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={host} port=5432\n[pgbouncer]\npool_mode = transaction\n"
+        "default_pool_size = 1\nmax_client_conn = 20\nauth_type = trust\nlisten_addr =\nlisten_port = 5432\n"
+        f"unix_socket_dir = {folder}\nauth_file = {folder}/users\nlogfile = {folder}/log\n",
+        encoding="utf-8",
+    )
+    for path in (folder, *folder.iterdir()):
+        if account is not None:
+            os.chown(path, account.uid, account.gid)
+    running = subprocess.Popen(
+        [program, "-q", str(folder / "pgbouncer.ini")],
+        user=account.uid if account else None,
+        group=account.gid if account else None,
+        extra_groups=[] if account else None,
+        stderr=subprocess.DEVNULL,
+    )
+    dsn = make_conninfo(database, host=str(folder))
+    try:
+        reconnected(dsn).close()
+        yield dsn
+    finally:
+        running.terminate()
+        running.wait()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.one_major
+def test_a_pooler_in_transaction_mode(
+    pooler: str, database: str, clean: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Every command, over one connection to the server that others use in between."""
+    spec, grid = tmp_path / "people.toml", tmp_path / "grid.toml"
+    spec.write_text(SPEC.replace('"slow"', '"people"'), encoding="utf-8")
+    grid.write_text('[grid]\npasses = [1, 2]\n[training]\nmethod = "dp-gd"\n', encoding="utf-8")
+    private = [str(spec), "--epsilon", "1"]
+    for command in (
+        ["plan", *private],
+        ["train", *private, "--name", "m"],
+        ["train", *private, "--name", "steps", "--method", "bolt-on"],
+        ["tune", *private, "--grid", str(grid), "--name", "tuned"],
+        ["evaluate", "m", "--table", "people", "--public"],
+        ["evaluate", "m", "--table", "people", "--epsilon", "1"],
+        ["predict", "m", "--table", "people", "--id", "id", "--into", "predictions"],
+        ["inspect", "people", "--label", "rich"],
+        ["cleanup"],
+    ):
+        shown = cli(*command, dsn=pooler)
+        assert shown.exit_code == 0, (command, shown.output)
+        with psycopg.connect(pooler, prepare_threshold=None) as other:
+            # What a run sets ends with its transaction.
+            settings = other.execute(
+                "SELECT current_setting('jit'), current_setting('synchronize_seqscans'), "
+                "current_setting('client_connection_check_interval'), "
+                "current_setting('transaction_isolation')"
+            ).fetchone()
+            assert settings == ("on", "on", "0", "read committed")
+    clean.execute("DROP TABLE predictions")
+    assert (
+        scalar(clean, "SELECT count(DISTINCT pid) FROM pg_stat_activity WHERE application_name = 'dpml'") <= 1
+    )
+    shown = cli("doctor", dsn=pooler)
+    assert "a pooler stands between" in shown.output
+
+
+@pytest.mark.one_major
+def test_an_interrupt_through_a_pooler(pooler: str, clean: psycopg.Connection) -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    with pytest.raises(RunInterrupted):
+        train(pooler, progress=at("pass 1", interrupt))
+    assert len(state(clean).charges) == 1
+    assert train(pooler, name="again").model.name == "again"  # the pool's only connection is free again
+
+
+@pytest.mark.one_major
+def test_a_start_parameter_that_the_pooler_refuses(pooler: str) -> None:
+    with pytest.raises(UnavailableError, match="unsupported startup parameter"):
+        train(f"{pooler} options='-c work_mem=1MB'")
+
+
+# Locks
+
+
+@pytest.mark.one_major
+def test_locks_on_the_table(
+    database: str, clean: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ACCESS SHARE and no more, whatever a run does: what a transaction locks, it holds to its end."""
+    modes: set[str] = set()
+    held = (
+        "SELECT l.mode FROM pg_locks l JOIN pg_class c ON c.oid = l.relation "
+        "WHERE l.pid = pg_backend_pid() AND (c.oid = 'people'::regclass OR c.oid IN "
+        "(SELECT indexrelid FROM pg_index WHERE indrelid = 'people'::regclass))"
+    )
+    send = psycopg.Cursor.execute
+
+    def watch(self: psycopg.Cursor, *given: Any, **options: Any) -> psycopg.Cursor:
+        cursor = send(self, *given, **options)
+        if self.connection.info.transaction_status == TransactionStatus.INTRANS:
+            with psycopg.Cursor(self.connection) as other:
+                modes.update(mode for (mode,) in send(other, held).fetchall())
+        return cursor
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", watch)
+    for kind in RUNS:
+        empty_registry(clean)
+        RUNS[kind](database)
+    pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(1))
+    pg_dpml.evaluate(database, "m", "people", public=True)
+    pg_dpml.predict(database, "m", "people", id_column="id", into="predictions")
+    clean.execute("DROP TABLE predictions")
+    assert modes == {"AccessShareLock"}
+
+
+HARMLESS = (
+    "INSERT INTO people (id) VALUES (-1)",
+    "UPDATE people SET age = 50 WHERE id = -1",
+    "DELETE FROM people WHERE id = -1",
+    "ANALYZE people",
+    "VACUUM people",
+    "CREATE INDEX people_age ON people (age)",
+)
+WAITING = ("ALTER TABLE people ADD COLUMN more int", "TRUNCATE people", "DROP TABLE people CASCADE")
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("phase", ["pack 1", "pass 1"])
+def test_what_a_run_blocks(database: str, clean: psycopg.Connection, phase: str) -> None:
+    """Nobody who reads or writes rows, only changes of the table itself."""
+
+    def others() -> None:
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute("SET lock_timeout = '100ms'")
+            for statement in HARMLESS:
+                other.execute(statement.encode())
+            for statement in WAITING:
+                with pytest.raises(psycopg.errors.LockNotAvailable):
+                    other.execute(statement.encode())
+
+    train(database, progress=at(phase, others))
+    clean.execute("DROP INDEX people_age")
