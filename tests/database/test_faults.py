@@ -274,6 +274,29 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
     assert scalar(clean, both)
 
 
+@pytest.mark.one_major
+@pytest.mark.parametrize("refused", ["ledger", "models"])
+def test_a_commit_that_the_server_refuses(database: str, clean: psycopg.Connection, refused: str) -> None:
+    """Then it is known that nothing was written."""
+    clean.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'never'; END$$; "
+        f"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON dpml.{refused} DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION refuse()".encode()
+    )
+    try:
+        with pytest.raises(DpmlError) as raised:
+            train(database)
+    finally:
+        clean.execute("DROP FUNCTION refuse CASCADE")
+    if refused == "ledger":
+        assert str(raised.value) == "never"
+        assert state(clean) == ([], {})
+    else:
+        (entry,) = state(clean).charges
+        assert state(clean).models == {}
+        assert re.search(f"no model was stored; {STAYS.format(entry=entry)}", str(raised.value))
+
+
 # The server
 
 
@@ -411,7 +434,7 @@ class Limit(NamedTuple):
     pause_s: float
 
 
-LIMITS = [
+LIMITS = (
     Limit(
         "statement_timeout", "the statement was cancelled, or took longer than statement_timeout", "slow", 0
     ),
@@ -420,10 +443,9 @@ LIMITS = [
         "idle_in_transaction_session_timeout",
         "the transaction was idle for longer than idle_in_transaction_session_timeout",
         "people",
-        1.0,
+        1.5,
     ),
-    Limit("transaction_timeout", "the transaction took longer than transaction_timeout", "people", 1.0),
-]
+)
 
 
 @pytest.fixture
@@ -437,12 +459,22 @@ def alice(database: str, clean: psycopg.Connection) -> Iterator[str]:
     clean.execute("DROP ROLE alice")
 
 
+@pytest.mark.one_major
 @pytest.mark.parametrize("limit", LIMITS, ids=[limit.setting for limit in LIMITS])
 def test_limits_of_time(alice: str, database: str, clean: psycopg.Connection, limit: Limit) -> None:
-    """Set for the role that trains; each ends the run after its charge."""
-    if limit.setting == "transaction_timeout" and clean.info.server_version < 170000:
+    reaches(limit, alice, database, clean)
+
+
+def test_the_limit_of_a_transaction(alice: str, database: str, clean: psycopg.Connection) -> None:
+    if clean.info.server_version < 170000:
         pytest.skip("transaction_timeout is PostgreSQL 17's")
-    clean.execute(f"ALTER ROLE alice SET {limit.setting} = '500ms'".encode())
+    cause = "the transaction took longer than transaction_timeout"
+    reaches(Limit("transaction_timeout", cause, "people", 1.5), alice, database, clean)
+
+
+def reaches(limit: Limit, alice: str, database: str, clean: psycopg.Connection) -> None:
+    """Set for the role that trains, it ends the run after its charge."""
+    clean.execute(f"ALTER ROLE alice SET {limit.setting} = '1s'".encode())
     with psycopg.connect(database) as other:
 
         def disturb() -> None:
@@ -495,11 +527,13 @@ def small_tablespace(own: EmbeddedServer) -> Iterator[str]:
     if mounted.returncode != 0:
         folder.rmdir()
         pytest.skip("this machine lets nobody mount a small file system")
-    with psycopg.connect(own.dsn, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLESPACE small LOCATION '{folder}'".encode())
-        yield "small"
-        connection.execute("DROP TABLESPACE small")
-    subprocess.run(["umount", folder], check=True)
+    try:
+        with psycopg.connect(own.dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE TABLESPACE small LOCATION '{folder}'".encode())
+            yield "small"
+            connection.execute("DROP TABLESPACE small")
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.mark.one_major
@@ -671,9 +705,12 @@ CONNECTION = {"host": "PGHOST", "port": "PGPORT", "username": "PGUSER"}
 @pytest.mark.one_major
 def test_a_standby(own: EmbeddedServer, alone: str, standby: EmbeddedServer, tmp_path: Path) -> None:
     train(alone)
-    read_only(standby.dsn, tmp_path)
+    with psycopg.connect(alone) as connection:
+        sent = scalar(connection, "SELECT pg_current_wal_lsn()::text")
     with psycopg.connect(standby.dsn, autocommit=True) as connection:
         assert scalar(connection, "SELECT pg_is_in_recovery()")
+        wait_until(connection, f"SELECT pg_last_wal_replay_lsn() >= '{sent}'")
+    read_only(standby.dsn, tmp_path)
     shown = cli("doctor", dsn=standby.dsn)
     assert shown.exit_code == 1
     assert "a standby, which is read-only" in shown.stdout
@@ -690,7 +727,6 @@ def read_only(dsn: str, tmp_path: Path) -> None:
     spec = tmp_path / "people.toml"
     spec.write_text(SPEC.replace('"slow"', '"people"'), encoding="utf-8")
     with psycopg.connect(dsn) as connection:
-        wait_until(connection, "SELECT count(*) > 0 FROM dpml.models WHERE name = 'm'")
         assert scalar(connection, "SELECT count(dpml.predict('m', t)) FROM people t") == N
         assert scalar(connection, "SELECT count(dpml.predict_proba('m', t)) FROM people t") == N
         charges = state(connection).charges
