@@ -383,7 +383,7 @@ def stopped(
     )
     try:
         deadline = time.monotonic() + 60
-        while not scalar(connection, busy, f'%INSERT INTO "dpml_work"%{wanted}%'):
+        while not scalar(connection, busy, f'%"dpml_work"%{wanted}%'):
             assert running.poll() is None, running.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.02)
