@@ -58,7 +58,7 @@ def run_charged(
             session.execute(sql.SQL("SET LOCAL client_connection_check_interval = '1s'"))
             return work(session)
     except RunFailedError as error:
-        failure = RunFailedError(f"{error}; {spent}")
+        failure = type(error)(f"{error}; {spent}")
     except RunInterrupted as interrupt:
         failure = RunInterrupted(f"{interrupt}; {spent}", interrupt.interrupt)
     except Exception as error:

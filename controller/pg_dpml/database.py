@@ -25,7 +25,7 @@ from psycopg.adapt import Dumper
 from psycopg.types.json import Jsonb
 from sqlalchemy.pool import NullPool
 
-from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError, UnavailableError
+from pg_dpml.errors import CommitLostError, DpmlError, RunInterrupted, SpecError, UnavailableError
 
 __all__ = [
     "ColumnType",
@@ -416,7 +416,7 @@ class Database:
         ------
         UnavailableError
             If the server cannot be reached or is read-only, or the connection is lost.
-        RunFailedError, RunInterrupted
+        CommitLostError, RunInterrupted
             If the answer to the commit is lost, or not waited for, of a transaction that `must_last`.
         DpmlError
             For any other error of the server, with its first line and no detail.
@@ -484,7 +484,7 @@ def _commit(transaction: sa.RootTransaction, session: Session) -> None:
             )
             lost.cause = _LOST
             raise lost from None
-        raise RunFailedError(f"{_LOST} during the commit: {at_stake}") from None
+        raise CommitLostError(f"{_LOST} during the commit: {at_stake}") from None
 
 
 def _grant(primary: str, role: str) -> str:

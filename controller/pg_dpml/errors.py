@@ -68,6 +68,10 @@ class RunFailedError(DpmlError):
     """
 
 
+class CommitLostError(RunFailedError):
+    """The answer to a commit was lost: whether a charge, or a model, was written is not known."""
+
+
 class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C, SIGTERM or an exit during a run; the message says what stays charged.
 

@@ -18,6 +18,7 @@ from pg_dpml import budgets
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import (
     BudgetError,
+    CommitLostError,
     DpmlError,
     GuaranteeError,
     RunFailedError,
@@ -340,6 +341,8 @@ def _answer(database: Database, request: _Request) -> _Outcome:
         _train(database, request)
     except UnavailableError:
         raise  # the request stays as it is, and is taken up again
+    except CommitLostError as error:
+        raise UnavailableError(str(error)) from None  # the same: then it is known what was written
     except RunInterrupted as interrupt:
         _enter(
             database, request, ("failed", f"the service was stopped: {interrupt}", _charge(database, request))

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 from psycopg import errors
 from typer.testing import CliRunner
 
+from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
 from pg_dpml import budgets, requests
 from pg_dpml.cli import app
@@ -684,6 +685,38 @@ def test_a_service_that_ends_during_a_run(
     assert (state, entries(connection)) == ("failed", 1)
     assert f"entry {charge} of dpml.ledger" in text
     assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("how", [Loss.REQUEST, Loss.ANSWER], ids=["request", "answer"])
+@pytest.mark.parametrize("all_requests", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_connection_lost_while_serving(
+    database: str, connection: psycopg.Connection, how: Loss, all_requests: bool
+) -> None:
+    """The next service finds out what was written, and nothing is charged twice."""
+    offer(database, epsilon="100")
+    with FaultProxy(of("owner", database)) as proxy:
+        ask(database, "first")
+        assert len(serve(proxy.dsn)) == 1
+        texts = proxy.requests
+        for number in range(1, len(texts) + 1):
+            if not all_requests and texts[number - 1] != "COMMIT":
+                continue
+            before, name = entries(connection), f"m{number}"
+            request = ask(database, name)
+            proxy.arm(lambda n, text, number=number: how if n == number else Loss.NONE)  # type: ignore[misc]
+            with suppress(DpmlError):
+                serve(proxy.dsn)
+            until(
+                lambda: (
+                    not scalar(connection, "SELECT count(*) FROM pg_stat_activity WHERE usename = 'owner'")
+                )
+            )
+            serve(database)
+            state, message, charge = outcome(connection, request)
+            stored = scalar(connection, "SELECT count(*) FROM dpml.models WHERE charge = %s", charge)
+            assert (state, stored) in (("done", 1), ("failed", 0)), message
+            assert entries(connection) == before + 1
 
 
 @pytest.mark.one_major
