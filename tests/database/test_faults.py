@@ -33,7 +33,7 @@ from pg_dpml.cli import app
 from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer
 from pg_dpml.embedded_host import Account, run_as, temporary_folder
-from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, UnavailableError
+from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
 from pg_dpml.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
 from sqltools import empty_registry, scalar
 
@@ -187,7 +187,7 @@ def test_a_connection_lost_anywhere(
             assert type(raised.value) is UnavailableError
             assert found == ([], {})
         elif number == charge:
-            assert type(raised.value) is RunFailedError
+            assert type(raised.value) is CommitLostError
             assert "epsilon = 1, delta = 1e-06 may be charged, unless dpml.ledger has no entry" in message
             assert len(found.charges) == (how is Loss.ANSWER)
             assert found.models == {}
@@ -198,6 +198,7 @@ def test_a_connection_lost_anywhere(
         else:
             (entry,) = found.charges
             assert found.models == ({entry: "m"} if how is Loss.ANSWER else {})
+            assert type(raised.value) is CommitLostError
             assert "model m may be stored, as dpml models tells" in message
             assert re.search(STAYS.format(entry=entry), message)
 
