@@ -19,6 +19,7 @@ _numbers = itertools.count(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg", default="16", metavar="MAJORS", help="PostgreSQL majors to test, such as 16,18")
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
 
 
 def _majors(config: pytest.Config) -> list[int]:
@@ -39,6 +40,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             majors = majors[:1]
         names = [f"pg{major}" for major in majors]
         metafunc.parametrize("server", majors, ids=names, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked long. It counts as deselected, not as passed and not as skipped."""
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
