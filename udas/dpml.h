@@ -17,11 +17,8 @@
 #include "kernels/sgd.h"
 #include "kernels/status.h"
 
-/* Rows between two looks at pending interrupts, where a call sees one row. */
-#define DPML_ROWS_PER_CHECK 1024
-
-/* Weights times rows between two looks, where a call sees many. */
-#define DPML_NUMBERS_PER_CHECK 1000000
+/* Weights times rows, or steps, between two looks at pending interrupts: with noise in every step some 200 ms. */
+#define DPML_NUMBERS_PER_CHECK ((int64) 1 << 24)
 
 /* module.c: settings */
 
@@ -32,6 +29,7 @@ extern int	dpml_work_mem;		/* kB */
 extern MemoryContext dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate);
 extern void *dpml_alloc(MemoryContext context, Size size);
 extern Size dpml_weights_count(int32 n_outputs, int32 n_features);
+extern int32 dpml_rows_piece(int64 n_weights, int32 rows);
 extern ArrayType *dpml_float8_array(const double *values, Size n);
 extern const double *dpml_float8_argument(ArrayType *array, const char *name, Size *n);
 extern void dpml_open_block(DpmlBlock *block, Datum bytes);
@@ -126,6 +124,7 @@ typedef struct DpmlSpec
 	DpmlNames	label_levels;	/* binary: positive[, negative]; classes: all of them */
 	double		label_lower;	/* number only */
 	double		label_upper;
+	double		blur_cost;		/* pixels that the blurred pixels of a row look at */
 } DpmlSpec;
 
 extern DpmlSpec *dpml_spec_parse(Jsonb *json);

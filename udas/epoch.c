@@ -8,6 +8,9 @@
 #include "utils/lsyscache.h"
 #include "utils/typcache.h"
 
+/* Steps taken before a pass: schedules are exact up to here, and counting goes on without overflow. */
+#define MAX_STEPS ((int64) 1 << 53)
+
 /* Attributes of dpml.epoch. */
 enum
 {
@@ -82,10 +85,10 @@ dpml_pass_read_start(DpmlPassStart *start, const NullableDatum *epoch)
 												   &start->n_velocity);
 	if (!nulls[STEPS])
 		start->sgd.steps = DatumGetInt64(values[STEPS]);
-	if (start->sgd.steps < 0)
+	if (start->sgd.steps < 0 || start->sgd.steps > MAX_STEPS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("steps in start must be an integer >= 0")));
+				 errmsg("steps in start must be an integer from 0 to 2^53")));
 }
 
 /* An array of the start must be a model's. */
@@ -157,6 +160,15 @@ dpml_pass_open_block(DpmlBlock *block, const DpmlPass *pass, const NullableDatum
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("block " INT64_FORMAT " has %d features, the first one has %d",
 						number, block->n_features, pass->options.sgd.n_features)));
+}
+
+/* Of so many rows or steps (> 0) how many to take at once, with a look at interrupts before. */
+int32
+dpml_pass_piece(const DpmlPass *pass, int32 rows)
+{
+	const DpmlSgdOptions *options = &pass->sgd.options;
+
+	return dpml_rows_piece((int64) options->loss.n_classes * options->n_features, rows);
 }
 
 void

@@ -32,6 +32,7 @@ extern DpmlPass *dpml_pass_state(FunctionCallInfo fcinfo, const char *aggregate,
 extern void dpml_pass_read_start(DpmlPassStart *start, const NullableDatum *epoch);
 extern void dpml_pass_start(DpmlPass *pass, DpmlPassStart *start, int32 n_features);
 extern void dpml_pass_open_block(DpmlBlock *block, const DpmlPass *pass, const NullableDatum *bytes, int64 number);
+extern int32 dpml_pass_piece(const DpmlPass *pass, int32 rows);
 extern void dpml_pass_check_number(const NullableDatum *number, int64 expected);
 extern Datum dpml_pass_result(FunctionCallInfo fcinfo, DpmlPass *pass, int64 steps, int64 rows);
 

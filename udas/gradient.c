@@ -108,7 +108,7 @@ dpml_gradient_step(PG_FUNCTION_ARGS)
 	DpmlSums   *sums;
 	double	   *low;
 	int64		row_products;
-	int32		next;
+	int32		n;
 
 	(void) dpml_aggregate_context(fcinfo, "gradient");
 	call = get_call(fcinfo, dpml_options_argument(fcinfo, 3, NULL));
@@ -124,11 +124,11 @@ dpml_gradient_step(PG_FUNCTION_ARGS)
 
 	low = dpml_sums_low(sums);
 	row_products = 2 * (int64) call->options.n_models * call->options.loss.n_classes * block.n_features;
-	for (int32 i = 0; i < block.n_rows; i = next)
+	for (int32 i = 0; i < block.n_rows; i += n)
 	{
-		next = dpml_gradient_rows(&call->options, dpml_sums_weights(sums), &block, i, dpml_sums_piece(row_products),
-								  call->work, low, low + sums->n_first);
-		dpml_sums_added(sums, next - i);
+		n = Min(dpml_sums_piece(row_products), block.n_rows - i);
+		dpml_gradient_rows(&call->options, dpml_sums_weights(sums), &block, i, n, call->work, low, low + sums->n_first);
+		dpml_sums_added(sums, n);
 	}
 	PG_RETURN_POINTER(sums);
 }

@@ -83,9 +83,9 @@ dpml_loss_rows_step(PG_FUNCTION_ARGS)
 	double		y;
 	const double *x = dpml_row_form_read(&state->form, &fcinfo->args[1], &fcinfo->args[2], &y);
 
+	CHECK_FOR_INTERRUPTS();
 	state->sum += dpml_loss_sum_row(&options->loss, state->weights, options->n_features, x, y, state->scores);
-	if (++state->rows % DPML_ROWS_PER_CHECK == 0)
-		CHECK_FOR_INTERRUPTS();
+	state->rows++;
 	PG_RETURN_POINTER(state);
 }
 
@@ -96,8 +96,8 @@ dpml_loss_blocks_step(PG_FUNCTION_ARGS)
 	LossState  *state = get_state(fcinfo, 3);
 	const DpmlSgdOptions *options = &state->options.sgd;
 	DpmlBlock	block;
+	int32		n;
 
-	CHECK_FOR_INTERRUPTS();
 	if (PG_ARGISNULL(1))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
@@ -107,7 +107,11 @@ dpml_loss_blocks_step(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("block has %d features, the weights have %d", block.n_features, options->n_features)));
-	state->sum += dpml_loss_sum_block(&options->loss, state->weights, &block, state->scores);
+	for (int32 i = 0; i < block.n_rows; i += n)
+	{
+		n = dpml_rows_piece((int64) options->loss.n_classes * options->n_features, block.n_rows - i);
+		state->sum += dpml_loss_sum_block(&options->loss, state->weights, &block, i, n, state->scores);
+	}
 	state->rows += block.n_rows;
 	PG_RETURN_POINTER(state);
 }

@@ -160,9 +160,8 @@ dpml_pack_step(PG_FUNCTION_ARGS)
 	}
 	else
 		state = (PackState *) PG_GETARG_POINTER(0);
+	CHECK_FOR_INTERRUPTS();
 	append_block(state, &block);
-	if (state->block.n_rows % DPML_ROWS_PER_CHECK == 0)
-		CHECK_FOR_INTERRUPTS();
 	PG_RETURN_POINTER(state);
 }
 
@@ -273,9 +272,8 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 		}
 		if (whole)
 			border = (Border) {*next, state.block.n_rows, state.block.n_values};
+		CHECK_FOR_INTERRUPTS();
 		append_block(&state, &block);
-		if (*next % DPML_ROWS_PER_CHECK == 0)
-			CHECK_FOR_INTERRUPTS();
 	}
 	PG_RETURN_BYTEA_P(finish_block(&state));
 }

@@ -35,8 +35,8 @@ struct DpmlReader
 	float	   *features;
 	/* the row type: */
 	MemoryContext type_context;
-	TupleDesc	desc;			/* NULL before the first row */
-	Oid			type;
+	TupleDesc	desc;
+	Oid			type;			/* InvalidOid: none is known */
 	int32		typmod;
 	TypeCacheEntry *entry;		/* of a named type, to notice that it changed */
 	uint64		identifier;
@@ -212,7 +212,7 @@ resolve_type(DpmlReader *reader, Oid type, int32 typmod)
 	TupleDesc	desc;
 	MemoryContext old;
 
-	reader->desc = NULL;		/* stays so if there is an error */
+	reader->type = InvalidOid;	/* stays so if there is an error */
 	MemoryContextReset(reader->type_context);
 	old = MemoryContextSwitchTo(reader->type_context);
 	desc = lookup_rowtype_tupdesc_domain(type, typmod, false);
@@ -245,12 +245,9 @@ open_record(DpmlReader *reader, HeapTupleHeader record)
 	int32		typmod = HeapTupleHeaderGetTypMod(record);
 	HeapTupleData tuple;
 
-	if (unlikely(reader->desc == NULL || type != reader->type || typmod != reader->typmod ||
+	if (unlikely(type != reader->type || typmod != reader->typmod ||
 				 (reader->entry != NULL && reader->entry->tupDesc_identifier != reader->identifier)))
-	{
-		reader->desc = NULL;
 		resolve_type(reader, type, typmod);
-	}
 	tuple.t_len = HeapTupleHeaderGetDatumLength(record);
 	ItemPointerSetInvalid(&tuple.t_self);
 	tuple.t_tableOid = InvalidOid;

@@ -37,8 +37,7 @@ start_rows(EpochState *state, DpmlPassStart *start, int32 n_features)
 	dpml_row_form_init(&state->form, state->pass.context, &state->pass.options, n_features);
 	for (; state->waiting > 0; state->waiting--)
 	{
-		if (state->waiting % DPML_ROWS_PER_CHECK == 0)
-			CHECK_FOR_INTERRUPTS();
+		CHECK_FOR_INTERRUPTS();
 		dpml_sgd_row(&state->pass.sgd, state->form.zero, 0.0);
 	}
 }
@@ -89,10 +88,9 @@ dpml_sgd_rows_step(PG_FUNCTION_ARGS)
 		PG_RETURN_POINTER(state);
 	}
 
+	CHECK_FOR_INTERRUPTS();
 	x = dpml_row_form_read(&state->form, &fcinfo->args[1], &fcinfo->args[2], &y);
 	dpml_sgd_row(&state->pass.sgd, x, y);
-	if (state->pass.sgd.rows % DPML_ROWS_PER_CHECK == 0)
-		CHECK_FOR_INTERRUPTS();
 	PG_RETURN_POINTER(state);
 }
 
@@ -103,8 +101,8 @@ dpml_sgd_blocks_step(PG_FUNCTION_ARGS)
 	bool		first;
 	EpochState *state = get_state(fcinfo, &first);
 	DpmlBlock	block;
+	int32		n;
 
-	CHECK_FOR_INTERRUPTS();
 	dpml_pass_check_number(&fcinfo->args[1], state->next_block);
 	dpml_pass_open_block(&block, &state->pass, &fcinfo->args[2], state->next_block);
 	if (first)
@@ -114,7 +112,11 @@ dpml_sgd_blocks_step(PG_FUNCTION_ARGS)
 		dpml_pass_read_start(&start, &fcinfo->args[3]);
 		dpml_pass_start(&state->pass, &start, block.n_features);
 	}
-	dpml_sgd_block(&state->pass.sgd, &block);
+	for (int32 i = 0; i < block.n_rows; i += n)
+	{
+		n = dpml_pass_piece(&state->pass, block.n_rows - i);
+		dpml_sgd_block(&state->pass.sgd, &block, i, n);
+	}
 	state->next_block++;
 	PG_RETURN_POINTER(state);
 }

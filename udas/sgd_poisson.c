@@ -196,15 +196,14 @@ dpml_sgd_poisson_final(PG_FUNCTION_ARGS)
 	{
 		const DpmlOptions *options = &state->pass.options;
 		DpmlStore	store = store_of(state);
-		int64		size = options->sgd.loss.n_classes * (int64) options->sgd.n_features;
 		uint8		key[DPML_KEY_BYTES];
 
 		rows = state->n_rows;
 		dpml_random_key(key);
 		dpml_poisson_start(&state->poisson, &store, options->sampling, options->steps, key);
 		explicit_bzero(key, sizeof(key));
-		while (dpml_poisson_run(&state->poisson, &state->pass.sgd, 1 + DPML_NUMBERS_PER_CHECK / size))
-			CHECK_FOR_INTERRUPTS();
+		while (dpml_poisson_run(&state->poisson, &state->pass.sgd, dpml_pass_piece(&state->pass, PG_INT32_MAX)))
+			;
 	}
 	PG_RETURN_DATUM(dpml_pass_result(fcinfo, (DpmlPass *) state, 0, rows));
 }
@@ -313,6 +312,7 @@ dpml_poisson_steps(PG_FUNCTION_ARGS)
 	{
 		int64		misses = dpml_coin_misses(&call->coins, call->rate);
 
+		CHECK_FOR_INTERRUPTS();
 		if (misses < call->steps - call->step)
 		{
 			call->step += misses + 1;
@@ -360,6 +360,7 @@ dpml_sgd_poisson_steps_step(PG_FUNCTION_ARGS)
 	int64		step = PG_ARGISNULL(1) ? 0 : PG_GETARG_INT32(1);
 	int32		rows = PG_ARGISNULL(3) ? 0 : PG_GETARG_INT32(3);
 	DpmlBlock	block;
+	int32		n;
 
 	if (step < 1 || step > steps)
 		ereport(ERROR,
@@ -384,7 +385,11 @@ dpml_sgd_poisson_steps_step(PG_FUNCTION_ARGS)
 				 errmsg("steps must not go backwards"),
 				 errhint("Write ORDER BY step after the last argument.")));
 	advance(state, step);
-	dpml_sgd_add(&state->pass.sgd, &block, 0, block.n_rows);
+	for (int32 i = 0; i < block.n_rows; i += n)
+	{
+		n = dpml_pass_piece(&state->pass, block.n_rows - i);
+		dpml_sgd_add(&state->pass.sgd, &block, i, n);
+	}
 	state->rows += rows;
 	PG_RETURN_POINTER(state);
 }

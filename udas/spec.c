@@ -41,6 +41,9 @@ static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an 
 /* Entries of a projection: a second to make, 256 MB to keep. */
 #define MAX_PROJECTION ((double) (1 << 26))
 
+/* Pixels that all blurred pixels of a row look at: some 100 ms. */
+#define MAX_BLUR ((double) (1 << 26))
+
 static const DpmlDomain public_seed = {0, 9007199254740992.0, false, true, "an integer from 0 to 2^53"};
 
 static char *
@@ -98,7 +101,7 @@ parse_scaling(DpmlColumn *column, const DpmlJson *json)
 
 /* The reduced image that an array column may be encoded as. */
 static void
-parse_image(DpmlColumn *column, const DpmlJson *parent)
+parse_image(DpmlSpec *spec, DpmlColumn *column, const DpmlJson *parent)
 {
 	DpmlImage	image = {0};
 	int32	   *parts[] = {&image.rows, &image.columns, &image.blur, &image.stride};
@@ -124,6 +127,9 @@ parse_image(DpmlColumn *column, const DpmlJson *parent)
 		dpml_json_refuse(&json, "blur", "an odd integer");
 	column->image = image;
 	column->width = dpml_image_features(&image);
+	spec->blur_cost += (double) column->width * Min(image.blur, image.rows) * Min(image.blur, image.columns);
+	if (spec->blur_cost > MAX_BLUR)
+		dpml_json_refuse(&json, "blur", "smaller: the blurred pixels of all images look at more than 2^26 pixels");
 }
 
 static void
@@ -169,7 +175,7 @@ parse_column(DpmlSpec *spec, DpmlColumn *column, int i, JsonbContainer *object)
 				dpml_json_refuse(&json, "length", element_count.text);
 			column->width = (int32) length;
 			parse_scaling(column, &json);
-			parse_image(column, &json);
+			parse_image(spec, column, &json);
 			break;
 	}
 }
@@ -184,8 +190,9 @@ parse_columns(DpmlSpec *spec, const DpmlJson *json)
 	int			n;
 
 	if (!dpml_json_find(json, "columns", &value) || value.type != jbvBinary ||
-		!JsonContainerIsArray(value.val.binary.data) || JsonContainerSize(value.val.binary.data) == 0)
-		dpml_json_refuse(json, "columns", "an array of at least one column");
+		!JsonContainerIsArray(value.val.binary.data) || JsonContainerSize(value.val.binary.data) == 0 ||
+		JsonContainerSize(value.val.binary.data) > DPML_MAX_FEATURES)
+		dpml_json_refuse(json, "columns", "an array of 1 to 1048576 columns");
 	array = value.val.binary.data;
 	n = JsonContainerSize(array);
 	columns = palloc0(n * sizeof(DpmlColumn));

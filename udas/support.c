@@ -3,6 +3,7 @@
 #include "dpml.h"
 
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "utils/memutils.h"
 
 /*
@@ -21,7 +22,10 @@ dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate)
 				 errmsg("dpml.%s cannot be used as a window function", aggregate),
 				 errhint("Remove the OVER clause; use GROUP BY for one result per group.")));
 	if (kind != AGG_CONTEXT_AGGREGATE)
-		elog(ERROR, "dpml.%s called outside an aggregate", aggregate);
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("a support function of dpml.%s was called outside an aggregate", aggregate),
+				 errhint("Call the aggregate.")));
 	return context;
 }
 
@@ -44,6 +48,14 @@ dpml_weights_count(int32 n_outputs, int32 n_features)
 				 errmsg("a model of %d x %d weights does not fit a float8[]", n_outputs, n_features),
 				 errhint("Use fewer features or fewer classes.")));
 	return (Size) n;
+}
+
+/* Of so many rows (> 0) how many to take at once, at so many weights each, with a look at interrupts before. */
+int32
+dpml_rows_piece(int64 n_weights, int32 rows)
+{
+	CHECK_FOR_INTERRUPTS();
+	return (int32) Min(rows, Max(DPML_NUMBERS_PER_CHECK / n_weights, 1));
 }
 
 ArrayType *

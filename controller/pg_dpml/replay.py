@@ -344,7 +344,7 @@ def sgd_blocks(blocks: Iterable[bytes], *, n_features: int, **options: Any) -> E
     for data in blocks:
         view = _view(ffi.from_buffer(data))
         require(view.n_features == n_features, "the block has another number of features")
-        lib.dpml_sgd_block(run.state, view)
+        lib.dpml_sgd_block(run.state, view, 0, view.n_rows)
     return run.finish()
 
 
@@ -421,7 +421,7 @@ def loss_sum_blocks(blocks: Iterable[bytes], weights: npt.ArrayLike, loss: Loss)
         view = _view(ffi.from_buffer(data))
         require(view.n_features * loss.n_classes == flat.size, "the block has another number of features")
         total += lib.dpml_loss_sum_block(
-            ffi.new("DpmlLoss *", loss.c_fields()), pointer(flat), view, pointer(work)
+            ffi.new("DpmlLoss *", loss.c_fields()), pointer(flat), view, 0, view.n_rows, pointer(work)
         )
     return total
 

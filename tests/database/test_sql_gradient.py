@@ -310,7 +310,7 @@ def test_support_functions_are_for_aggregates(connection: psycopg.Connection) ->
         "gram_combine('\\x00', '\\x00')",
         "gram_final(NULL)",
     ):
-        assert "called outside an aggregate" in refused(connection, f"SELECT dpml.{call}")
+        assert "was called outside an aggregate" in refused(connection, f"SELECT dpml.{call}")
 
 
 # What makes a state of each kind, with the arguments after the block, and the transition that takes one.

@@ -297,14 +297,10 @@ add_unit(const DpmlGradientOptions *options, double *unit, double *gradient)
 }
 
 /* A unit ends before the next row that begins one, and with the block. */
-static int32_t
-unit_end(const DpmlBlock *block, int32_t first)
+static int
+ends_unit(const DpmlBlock *block, int32_t i)
 {
-	int32_t		end = first + 1;
-
-	while (end < block->n_rows && !dpml_block_starts_unit(block, end))
-		end++;
-	return end;
+	return i == block->n_rows || dpml_block_starts_unit(block, i);
 }
 
 int64_t
@@ -313,7 +309,7 @@ dpml_gradient_memory(const DpmlGradientOptions *options)
 	return group_memory(options) + (options->unit_clip < INFINITY ? n_weights(options) : 0);
 }
 
-int32_t
+void
 dpml_gradient_rows(const DpmlGradientOptions *options, const double *weights, const DpmlBlock *block,
 				   int32_t first, int32_t n, double *work, double *gradient, double *losses)
 {
@@ -323,15 +319,17 @@ dpml_gradient_rows(const DpmlGradientOptions *options, const double *weights, co
 	if (!options->gradient || !(options->unit_clip < INFINITY))
 	{
 		take_rows(options, weights, block, first, end, work, gradient, losses);
-		return end;
+		return;
 	}
 	while (first < end)
 	{
-		int32_t		next = unit_end(block, first);
+		int32_t		next = first + 1;
 
+		while (next < end && !ends_unit(block, next))
+			next++;
 		take_rows(options, weights, block, first, next, work, unit, losses);
-		add_unit(options, unit, gradient);
+		if (ends_unit(block, next))
+			add_unit(options, unit, gradient);
 		first = next;
 	}
-	return first;
 }

@@ -35,12 +35,12 @@ typedef struct DpmlGradientOptions
 int64_t		dpml_gradient_memory(const DpmlGradientOptions *options);
 
 /*
- * Rows first .. first + n - 1 of a block; with a unit_clip also what is left of
- * the last unit, which must not be cut.  Returns the row to go on at.
+ * Rows first .. first + n - 1 of a block, of which the next call goes on with the
+ * row after them: with a unit_clip the sum of an unfinished unit waits in work.
  * weights are J x K x d, gradient K x d, losses J; an array that is not asked for
  * may be NULL.  work must be zero at the first call, and is for this function alone.
  */
-int32_t		dpml_gradient_rows(const DpmlGradientOptions *options, const double *weights, const DpmlBlock *block,
+void		dpml_gradient_rows(const DpmlGradientOptions *options, const double *weights, const DpmlBlock *block,
 							   int32_t first, int32_t n, double *work, double *gradient, double *losses);
 
 #endif

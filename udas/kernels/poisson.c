@@ -112,19 +112,11 @@ fetch_record(const DpmlStore *store, int64_t unit)
 }
 
 static void
-take_unit(const DpmlStore *store, int64_t unit, DpmlSgd *sgd)
+take_row(const DpmlStore *store, int64_t row, DpmlSgd *sgd)
 {
-	int64_t		row = first_row(store, unit);
-	int64_t		end = row + 1;
+	DpmlBlock	block = record_block(store, row);
 
-	if (store->units != NULL)
-		end = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;
-	for (; row < end; row++)
-	{
-		DpmlBlock	block = record_block(store, row);
-
-		dpml_sgd_add(sgd, &block, 0, 1);
-	}
+	dpml_sgd_add(sgd, &block, 0, 1);
 }
 
 void
@@ -149,8 +141,13 @@ dpml_poisson_run(DpmlPoisson *state, DpmlSgd *sgd, int64_t work)
 	{
 		int32_t		first = state->first_draw;
 		int64_t		unit = draws[first];
-		int64_t		before = sgd->rows;
 
+		work--;
+		if (state->next_row < state->end_row)
+		{
+			take_row(store, state->next_row++, sgd);
+			continue;
+		}
 		draws[first] = draw(state);
 		fetch_unit(store, draws[first]);
 		fetch_row(store, draws[(first + 2 * DPML_POISSON_STAGE) % DPML_POISSON_AHEAD]);
@@ -160,11 +157,15 @@ dpml_poisson_run(DpmlPoisson *state, DpmlSgd *sgd, int64_t work)
 		{
 			dpml_sgd_step(sgd);
 			state->steps_left--;
-			work--;
 		}
+		else if (store->units == NULL)
+			take_row(store, unit, sgd);
 		else
-			take_unit(store, unit, sgd);
-		work -= sgd->rows - before;
+		{
+			/* a unit may have any number of rows: they are taken in the next turns */
+			state->next_row = store->units[unit];
+			state->end_row = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;
+		}
 	}
 	return state->steps_left > 0;
 }

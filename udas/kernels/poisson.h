@@ -42,6 +42,8 @@ typedef struct DpmlPoisson
 	int64_t		next_unit;		/* whose coin is next in the step that is drawn */
 	int64_t		draws[DPML_POISSON_AHEAD];	/* a ring: units, or -1 for the end of a step */
 	int32_t		first_draw;
+	int64_t		next_row;		/* of a drawn unit that is not finished: rows next_row .. end_row - 1 are left */
+	int64_t		end_row;
 } DpmlPoisson;
 
 /* Bytes of the record of row i of a block, and the record. */

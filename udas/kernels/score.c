@@ -40,11 +40,12 @@ row_loss(const DpmlLoss *loss, const double *weights, int32_t n_features, const 
 }
 
 DPML_CLONES double
-dpml_loss_sum_block(const DpmlLoss *loss, const double *weights, const DpmlBlock *block, double *scores)
+dpml_loss_sum_block(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
+					int32_t first, int32_t n, double *scores)
 {
 	double		sum = 0.0;
 
-	for (int32_t i = 0; i < block->n_rows; i++)
+	for (int32_t i = first; i < first + n; i++)
 	{
 		Row			row = block_row(block, i);
 

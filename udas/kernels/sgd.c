@@ -251,18 +251,18 @@ take_group(DpmlSgd *state, int n_rows, const float *x, const float *labels)
 }
 
 DPML_INLINE void
-take_dense(DpmlSgd *state, const DpmlBlock *block)
+take_dense(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t end)
 {
 	int			grouped = state->options.batch_size > 1;
 	int64_t		n = block->n_features;
 
-	for (int32_t i = 0; i < block->n_rows;)
+	for (int32_t i = first; i < end;)
 	{
 		const float *x = block->values + i * n;
 		int32_t		room = state->options.batch_size - state->in_batch;
 
-		if (room > block->n_rows - i)
-			room = block->n_rows - i;
+		if (room > end - i)
+			room = end - i;
 		if (grouped && room >= 4)
 		{
 			take_group(state, 4, x, block->labels + i);
@@ -353,9 +353,9 @@ dpml_sgd_row(DpmlSgd *state, const double *x, double y)
 
 /* Blocks with units: row by row, as a batch may end before any row. */
 static DPML_CLONES void
-take_units(DpmlSgd *state, const DpmlBlock *block)
+take_units(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t end)
 {
-	for (int32_t i = 0; i < block->n_rows; i++)
+	for (int32_t i = first; i < end; i++)
 	{
 		Row			row = block_row(block, i);
 
@@ -368,9 +368,9 @@ take_units(DpmlSgd *state, const DpmlBlock *block)
 }
 
 static DPML_CLONES void
-take_classes(DpmlSgd *state, const DpmlBlock *block)
+take_classes(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t end)
 {
-	for (int32_t i = 0; i < block->n_rows; i++)
+	for (int32_t i = first; i < end; i++)
 	{
 		Row			row = block_row(block, i);
 
@@ -379,9 +379,9 @@ take_classes(DpmlSgd *state, const DpmlBlock *block)
 }
 
 static DPML_CLONES void
-take_sparse(DpmlSgd *state, const DpmlBlock *block)
+take_sparse(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t end)
 {
-	for (int32_t i = 0; i < block->n_rows; i++)
+	for (int32_t i = first; i < end; i++)
 	{
 		Row			row = block_row(block, i);
 
@@ -391,21 +391,22 @@ take_sparse(DpmlSgd *state, const DpmlBlock *block)
 }
 
 DPML_CLONES void
-dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block)
+dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n)
 {
 	DpmlSgd		local = *state; /* no store to the arrays can alias it */
+	int32_t		end = first + n;
 
 	/* The caller has refused such a block by name; the arrays must be safe from it anyway. */
 	if (block->n_features != state->options.n_features)
 		return;
 	if (state->options.units)
-		take_units(&local, block);
+		take_units(&local, block, first, end);
 	else if (state->options.loss.n_classes > 1)
-		take_classes(&local, block);
+		take_classes(&local, block, first, end);
 	else if (block->kind == DPML_CSR)
-		take_sparse(&local, block);
+		take_sparse(&local, block, first, end);
 	else
-		take_dense(&local, block);
+		take_dense(&local, block, first, end);
 	*state = local;
 }
 

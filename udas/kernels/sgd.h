@@ -78,8 +78,8 @@ void		dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory
 /* One row of float64 features; y is a label as the loss wants it (-1/+1, a number, or a class index). */
 void		dpml_sgd_row(DpmlSgd *state, const double *x, double y);
 
-/* All rows of a block whose n_features is that of the options. */
-void		dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block);
+/* Rows first .. first + n - 1, which must exist, of a block whose n_features is that of the options. */
+void		dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n);
 
 /* Add rows first .. first + n - 1 of a block, which must exist, to the open batch, whatever its size: no step. */
 void		dpml_sgd_add(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n);
@@ -90,8 +90,12 @@ void		dpml_sgd_step(DpmlSgd *state);
 /* Apply the open short batch, fold the scale into weights, turn average into the mean.  Call once. */
 void		dpml_sgd_finish(DpmlSgd *state);
 
-/* Sum of losses at weights (K x d) over the rows of a block, and over one float64 row; scores has K doubles. */
-double		dpml_loss_sum_block(const DpmlLoss *loss, const double *weights, const DpmlBlock *block, double *scores);
+/*
+ * Sum of losses at weights (K x d) over rows first .. first + n - 1, which must exist, of a block, and over one
+ * float64 row; scores has K doubles.
+ */
+double		dpml_loss_sum_block(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
+								int32_t first, int32_t n, double *scores);
 double		dpml_loss_sum_row(const DpmlLoss *loss, const double *weights, int32_t n_features,
 							  const double *x, double y, double *scores);
 
