@@ -49,6 +49,7 @@ ACCOUNTANTS = ("pld", "advanced")
 LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
 MAX_FEATURES = 2**20
+MAX_BLUR = 2**26  # pixels that the blurred pixels of a row look at
 MAX_ROWS_PER_UNIT = 10**6
 LONGEST_LEVEL = 10_000
 """Bytes of the longest level or class; longer text in a row is none of them."""
@@ -293,6 +294,14 @@ class Column:
                     f"{where}: rows belongs to an image, an array whose length is a multiple of it"
                 )
 
+    @property
+    def blur_cost(self) -> int:
+        """Pixels that the blurred pixels of an image look at; 0 for what is no image."""
+        if self.rows is None or self.length is None:
+            return 0
+        sides = (self.rows, self.length // self.rows)
+        return math.prod(-(-side // self.stride) * min(self.blur, side) for side in sides)
+
     @classmethod
     def from_mapping(cls, name: str, given: object) -> Column:
         """The column of a `[columns.NAME]` table."""
@@ -430,6 +439,11 @@ class DataSpec:
             raise SpecError("columns: every column may be listed once")
         if self.label.column in names:
             raise SpecError(f"column {self.label.column} is the label and cannot be a feature")
+        if sum(column.blur_cost for column in self.columns) > MAX_BLUR:
+            raise SpecError(
+                "columns: with blur, the features of all images of a row are means of more than 2^26 pixels; "
+                "choose a smaller blur or a larger stride"
+            )
         _choice(self.norm, "norm", NORMS)
         if self.projection is not None:
             _whole(self.projection, "projection", MAX_FEATURES - 1)
