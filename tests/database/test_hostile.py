@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Whatever a session calls the extension's C functions with: a result or an error by name, never a signal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psycopg
+import pytest
+from psycopg import errors, sql
+from psycopg.types.json import Jsonb
+
+from pg_dpml import replay
+from pg_dpml.embedded import EmbeddedServer
+from sqltools import scalar
+
+N, D = 3, 4
+
+# Null where none may be, out of domain, missing or mismatched columns, beyond a limit, steps out of order, forged bytes.
+SANE = {"22004", "22023", "42703", "42804", "42704", "54000", "54001", "55000", "XX001"}
+REFUSED = "0A000"
+
+
+def packed(form: str, starts: Sequence[bool] | None = None, n: int = N) -> bytes:
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(n, D)) / 4
+    y = draw.choice([-1.0, 1.0], size=n)
+    if form == "dense":
+        return replay.pack_dense(x, y, starts)
+    columns = np.tile([0, 2], n)
+    return replay.pack_csr(D, 2 * np.arange(1, n + 1), columns, x[:, [0, 2]].ravel(), y, starts)
+
+
+BLOCKS = {
+    "dense": packed("dense"),
+    "csr": packed("csr"),
+    "units": packed("dense", [True, False, True]),
+}
+
+
+def bytes_literal(data: bytes) -> str:
+    return f"'\\x{data.hex()}'::bytea"
+
+
+SPEC = {
+    "columns": [
+        {"name": "age", "kind": "numeric", "lower": 0, "upper": 90},
+        {"name": "work", "kind": "category", "levels": ["a", "b"]},
+        {"name": "x", "kind": "array", "length": 4, "lower": -1, "upper": 1},
+    ],
+    "label": {"name": "y", "kind": "binary", "positive": "yes"},
+}
+RECORD = "ROW(30, 'a'::text, '{1,0.5,NULL,-1}'::float8[], 'yes'::text)"
+OPTIONS = {"loss": "logistic", "step_size": 0.1}
+POISSON = {**OPTIONS, "steps": 3, "sampling": 0.5}
+
+BLOCK = bytes_literal(BLOCKS["dense"])
+WEIGHTS = "'{0.1,0.2,0.3,0.4}'::float8[]"
+EPOCH = f"ROW({WEIGHTS}, NULL, 7, 3, NULL)::dpml.epoch"
+
+
+def json_literal(value: Any) -> str:
+    return f"'{json.dumps(value)}'::jsonb"
+
+
+# Good arguments of every function, and of the first two rows of an aggregate ({i}: 0, 1).
+# Of support functions all but their state: nothing gives one to a call outside an aggregate.
+CALLS: dict[str, list[str]] = {
+    "sgd_epoch(double precision[],double precision,double precision[],jsonb)": [
+        WEIGHTS,
+        "1.0::float8",
+        WEIGHTS,
+        json_literal(OPTIONS),
+    ],
+    "sgd_epoch(integer,bytea,epoch,jsonb)": ["{i}", BLOCK, EPOCH, json_literal(OPTIONS)],
+    "sgd_poisson(integer,bytea,epoch,jsonb)": ["{i}", BLOCK, EPOCH, json_literal(POISSON)],
+    "sgd_poisson_steps(integer,bytea,integer,epoch,jsonb)": [
+        "{i} + 1",
+        BLOCK,
+        "5",
+        EPOCH,
+        json_literal({**OPTIONS, "steps": 3}),
+    ],
+    "loss(double precision[],double precision,double precision[],jsonb)": [
+        WEIGHTS,
+        "1.0::float8",
+        WEIGHTS,
+        json_literal(OPTIONS),
+    ],
+    "loss(bytea,double precision[],jsonb)": [BLOCK, WEIGHTS, json_literal(OPTIONS)],
+    "gradient(bytea,double precision[],jsonb)": [BLOCK, WEIGHTS, json_literal({"loss": "logistic"})],
+    "gram(bytea)": [BLOCK],
+    "gram(bytea,double precision[],jsonb)": [BLOCK, WEIGHTS, json_literal({"loss": "logistic"})],
+    "pack(bytea)": [BLOCK],
+    "pack(bytea,integer,integer)": [BLOCK, "2", "2147483647"],
+    "encode(jsonb,record)": [json_literal(SPEC), RECORD],
+    "encode(jsonb,record,boolean)": [json_literal(SPEC), RECORD, "true"],
+    "rows(bytea)": [BLOCK],
+    "poisson_steps(bytea,integer,double precision)": [BLOCK, "3", "0.5::float8"],
+    "unpack(bytea)": [BLOCK],
+    "whiten(bytea,double precision[],double precision)": [
+        BLOCK,
+        "'{2,0,0,0,0,2,0,0,0,0,2,0,0,0,0,2}'::float8[]",
+        "1.0::float8",
+    ],
+    "block_capacity(text,integer,integer)": ["'csr'::text", "100", "10"],
+    "predict(text,record)": ["'hostile'::text", RECORD],
+    "predict_value(text,record)": ["'hostile'::text", RECORD],
+    "predict_proba(text,record)": ["'hostile'::text", RECORD],
+    "label(text,record)": ["'hostile'::text", RECORD],
+}
+SETS = {"rows", "poisson_steps", "unpack"}
+
+LARGE_ARRAY = "array_fill(0.01::float8, '{100000}')"
+ARRAYS = [
+    "NULL::float8[]",
+    "'{}'::float8[]",
+    "'{{1,2},{3,4}}'::float8[]",
+    "'{{1},{2},{3},{4}}'::float8[]",
+    "'{1,NULL,3,4}'::float8[]",
+    "array_fill(NULL::float8, '{4}')",
+    "'{NaN,1,2,3}'::float8[]",
+    "'{Infinity,-Infinity,0,0}'::float8[]",
+    "'{1}'::float8[]",
+    "'{1,2,3,4,5}'::float8[]",
+    "'[0:3]={1,2,3,4}'::float8[]",
+    "'[-2147483648:-2147483645]={1,2,3,4}'::float8[]",
+    "'{1e308,-1e308,1e308,1e308}'::float8[]",
+    "'{5e-324,0,0,0}'::float8[]",
+    "array_append('{1,2,3}'::float8[], 4)",
+    "array_append('{1,2,3}'::float8[], NULL)",
+    LARGE_ARRAY,
+    "array_fill(NULL::float8, '{100000}')",
+    "array_fill(1::float8, '{300,300}')",
+    *(
+        f"(SELECT x FROM hostile_arrays WHERE name = '{name}')"
+        for name in ("external", "compressed", "plain", "short")
+    ),
+]
+NUMBERS = ["NULL", "'NaN'", "'Infinity'", "'-Infinity'", "0", "-1", "1e308", "-1e308", "5e-324", "0.3"]
+INTEGERS = ["NULL", "0", "-1", "1", "2", "2147483647", "-2147483648"]
+TEXTS = ["NULL", "''", "'dense'", "'DENSE'", "'nobody'", "repeat('x', 100000)", "E'\\u00e4\\n%s'"]
+RECORDS = [
+    "NULL::record",
+    "ROW()",
+    "ROW(1)",
+    "ROW(NULL)",
+    "ROW(NULL, NULL, NULL, NULL)",
+    "ROW(NULL, NULL, NULL)",
+    "ROW(ROW(1, 2), ROW(), ROW(NULL), 1)",
+    "ROW(1, 'a'::text, '{}'::float8[], 'yes'::text)",
+    "ROW(1e308, repeat('a', 100000), array_fill(1::float8, '{100000}'), repeat('yes', 10000))",
+    "ROW('NaN'::numeric, 'a'::name, '{{1,2},{3,NULL}}'::numeric[], 'yes'::varchar)",
+    "ROW('infinity'::date, 'a'::bpchar, '[5:8]={1,2,3,4}'::int8[], 'yes'::text)",
+    "ROW('-infinity'::timestamptz, 'b'::text, '{1,2,3,4}'::date[], NULL::text)",
+    "ROW(1, 1::int8, '{t,f,t,f}'::bool[], 'yes'::text)",
+    "ROW('9'::xml, 'a'::text, '{1,2,3,4}'::float8[], 'yes'::text)",
+    "ROW(1, 'a'::text, '{a,b,c,d}'::text[], 'yes'::text)",
+    "ROW(1, 'a'::text, (SELECT x FROM hostile_arrays WHERE name = 'external'), 'yes'::text)",
+    "(SELECT r FROM hostile_records AS r LIMIT 1)",
+    "(SELECT r::hostile_domain FROM hostile_records AS r LIMIT 1)",
+    "(SELECT h FROM hostile_arrays AS h WHERE name = 'external')",
+    f"ROW({', '.join(['1'] * 1600)})",
+]
+EPOCHS = [
+    "NULL::dpml.epoch",
+    "ROW(NULL, NULL, NULL, NULL, NULL)::dpml.epoch",
+    *(f"ROW({array}, NULL, 0, 0, NULL)::dpml.epoch" for array in ARRAYS),
+    *(f"ROW({WEIGHTS}, {array}, 0, 0, {array})::dpml.epoch" for array in ARRAYS),
+    *(
+        f"ROW(NULL, NULL, {steps}, 0, NULL)::dpml.epoch"
+        for steps in ("-1", "-9223372036854775808", "9223372036854775807", "9007199254740992", "NULL")
+    ),
+]
+
+# Every key there is: what is wrong with its value is the parser's to say.
+KEYS = [
+    *("loss", "classes", "huber_h", "clip", "lambda", "radius", "batch_size", "schedule", "step_size", "exponent"),
+    *("rows", "average_from", "features", "clip_rows", "units", "noise", "noise_scale", "gradient_clip"),
+    *("momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip"),
+    *("loss_clip", "columns", "intercept", "norm", "format", "label", "projection", "unknown", ""),
+]
+VALUES = [
+    *("null", "true", "0", "-1", "1", "0.5", "3", "1e400", "-1e400", "1e-400", "2147483648", "1048577"),
+    *('"x"', '"softmax"', '""', "[]", "{}", "[[[[[[]]]]]]", '{"a": {"b": [1, 2]}}', '"\\u00e4"'),
+]
+DOCUMENTS = [
+    "NULL::jsonb",
+    *(f"'{text}'::jsonb" for text in ("null", "1", '"x"', "[]", "{}", "[{}]", "true", '{"loss": null}')),
+    "(repeat('[', 1000) || repeat(']', 1000))::jsonb",
+    "(repeat('{\"loss\":', 1000) || '1' || repeat('}', 1000))::jsonb",
+    "(SELECT jsonb_object_agg('k' || g, g) FROM generate_series(1, 100000) AS g)",
+    "(SELECT jsonb_agg(g) FROM generate_series(1, 100000) AS g)",
+    '\'{"loss": "logistic", "loss": 1, "loss": "squared"}\'::jsonb',
+    "jsonb_build_object('loss', repeat('x', 100000))",
+]
+
+
+def with_key(good: str, key: str, value: str) -> str:
+    """A good document with one key set."""
+    return f"{good} || '{{\"{key}\": {value}}}'::jsonb"
+
+
+LEVELS = "(SELECT jsonb_agg('level ' || g) FROM generate_series(1, {n}) AS g)"
+SPECS = [
+    f"jsonb_set({json_literal(SPEC)}, '{{columns,0,{key}}}', '{value}')"
+    for key, value in itertools.product(("name", "kind", "lower", "upper", "scale", "log1p", "mean"), VALUES)
+]
+SPECS += [
+    f"jsonb_set({json_literal(SPEC)}, '{{columns,2,{key}}}', '{value}')"
+    for key, value in itertools.product(
+        ("length", "image", "scale", "sd"),
+        (*VALUES, '{"rows": 2, "columns": 2, "blur": 1048575, "stride": 1048576}', '{"rows": 3}'),
+    )
+]
+SPECS += [
+    f"jsonb_set({json_literal(SPEC)}, '{{columns,1,levels}}', {LEVELS.format(n=n)})" for n in (100_000, 1_048_577)
+]
+SPECS += [f"jsonb_set({json_literal(SPEC)}, '{{label,{key}}}', '{value}')" for key in ("kind", "positive", "negative", "classes") for value in VALUES]
+SPECS += [
+    # what would take hours a row, or gigabytes, if it were taken
+    json_literal(
+        {
+            "columns": [
+                {"name": "x", "kind": "array", "length": 2**20, "lower": 0, "upper": 1}
+                | {"image": {"rows": 1024, "columns": 1024, "blur": 1023, "stride": 1}}
+            ]
+        }
+    ),
+    json_literal({**SPEC, "projection": {"features": 2**20 - 1}}),
+    json_literal({**SPEC, "projection": {"features": 2, "seed": -1}}),
+    f"jsonb_build_object('columns', (SELECT jsonb_agg({json_literal(SPEC['columns'][0])}) FROM generate_series(1, 100000)))",
+]
+
+
+def hostile_blocks() -> list[str]:
+    """Every prefix of good blocks, every bit of their headers the other way, sizes that lie, noise; all sizes."""
+    draw = np.random.default_rng(7)
+    found = [b"", b"\0", b"\xff" * 16]
+    for block in BLOCKS.values():
+        found += [block[:n] for n in range(len(block))]
+        found += [block + b"\0", block + b"\0" * 4, block + block]
+        for bit in range(8 * 16):
+            flipped = bytearray(block)
+            flipped[bit // 8] ^= 1 << bit % 8
+            found.append(bytes(flipped))
+        for _ in range(60):
+            noise = bytearray(block)
+            for at in draw.integers(16, len(block), size=3):
+                noise[at] = draw.choice([0, 1, 127, 128, 255])
+            found.append(bytes(noise))
+        head = block[:8]
+        for shape in itertools.product((1, 4, 2**20, 2**31 - 1, 2**32 - 1), (0, 1, 3, 2**28, 2**31 - 1, 2**32 - 1)):
+            found.append(head + struct.pack("=II", *shape) + block[16:])
+    found += [head + draw.bytes(int(n)) for n in draw.integers(1, 300, size=30)]
+    found += [packed("dense", n=0), packed("csr", n=0), packed("csr", [True] * 40, n=40)]
+    stored = [f"(SELECT b FROM hostile_bytes WHERE name = '{name}')" for name in ("external", "compressed", "short")]
+    return ["NULL::bytea", *map(bytes_literal, found), *stored]
+
+
+class Attempt(NamedTuple):
+    function: str
+    query: str
+
+
+class Outcome(NamedTuple):
+    function: str
+    query: str
+    state: str
+    message: str
+    seconds: float
+
+
+@pytest.fixture
+def hostile(connection: psycopg.Connection, server: EmbeddedServer) -> Iterator[psycopg.Connection]:
+    """A connection that is still to the same process at the end, with stored values of every kind."""
+    log = Path(server.log_path)
+    before = log.stat().st_size
+    pid = connection.info.backend_pid
+    zeros = replay.pack_dense(np.zeros((2000, D)), np.ones(2000))
+    many = replay.pack_dense(np.random.default_rng(1).normal(size=(2000, D)) / 9, np.ones(2000))
+    connection.execute(
+        "DROP TABLE IF EXISTS hostile_arrays, hostile_bytes, hostile_records CASCADE;"
+        "DROP DOMAIN IF EXISTS hostile_domain;"
+        "CREATE TABLE hostile_arrays (name text, x float8[]); CREATE TABLE hostile_bytes (name text, b bytea);"
+        "ALTER TABLE hostile_arrays ALTER x SET STORAGE EXTERNAL; INSERT INTO hostile_arrays VALUES"
+        " ('external', array_fill(0.5::float8, '{100000}')), ('short', '{1,2,3,4}');"
+        "ALTER TABLE hostile_arrays ALTER x SET STORAGE MAIN; INSERT INTO hostile_arrays VALUES"
+        " ('compressed', array_fill(0::float8, '{4000}'));"
+        "ALTER TABLE hostile_arrays ALTER x SET STORAGE PLAIN; INSERT INTO hostile_arrays VALUES"
+        " ('plain', array_fill(0.1::float8, '{500}'));"
+        "CREATE TABLE hostile_records (gone int, age numeric, y text, work text, x float4[], more text);"
+        "INSERT INTO hostile_records VALUES (1, 30, 'yes', 'b', '{1,2,3,4}', 'more');"
+        "ALTER TABLE hostile_records DROP gone; ALTER TABLE hostile_records ADD late int DEFAULT 7;"
+        "CREATE DOMAIN hostile_domain AS hostile_records"
+    )
+    connection.execute("INSERT INTO hostile_bytes VALUES ('short', %s)", (BLOCKS["csr"],))
+    connection.execute("INSERT INTO hostile_bytes VALUES ('compressed', %s)", (zeros,))
+    connection.execute("ALTER TABLE hostile_bytes ALTER b SET STORAGE EXTERNAL")
+    connection.execute("INSERT INTO hostile_bytes VALUES ('external', %s)", (many,))
+    connection.execute("DELETE FROM dpml.models WHERE name = 'hostile'")
+    connection.execute(
+        "INSERT INTO dpml.models (name, method, private, task, loss, classes, weights, n_features, encoder, privacy,"
+        " training) VALUES ('hostile', 'by hand', false, 'binary', 'logistic', '{no,yes}',"
+        " array_fill(0.1::float8, '{8}'), 8, %s, '{}', '{}')",
+        (Jsonb(SPEC),),
+    )
+    yield connection
+    assert scalar(connection, "SELECT pg_backend_pid()") == pid
+    with log.open("rb") as lines:
+        lines.seek(before)
+        said = lines.read().decode(errors="replace")
+    for bad in ("terminated by signal", "server process", "TRAP:", "PANIC"):
+        assert bad not in said
+
+
+ATTEMPT = """
+DO $do$
+DECLARE
+	attempt record;
+	started timestamptz;
+	state text;
+	message text;
+BEGIN
+	FOR attempt IN SELECT * FROM attempts ORDER BY id LOOP
+		started := clock_timestamp();
+		state := '00000';
+		message := '';
+		BEGIN
+			EXECUTE attempt.query;
+		EXCEPTION WHEN OTHERS THEN
+			state := SQLSTATE;
+			message := SQLERRM;
+		END;
+		INSERT INTO outcomes VALUES
+			(attempt.id, state, message, extract(epoch FROM clock_timestamp() - started));
+	END LOOP;
+END
+$do$
+"""
+
+
+def run(connection: psycopg.Connection, attempts: Iterable[Attempt]) -> list[Outcome]:
+    """What comes of the queries, each alone: all in one round trip."""
+    kept = list(attempts)
+    connection.execute(
+        "DROP TABLE IF EXISTS attempts, outcomes; CREATE TEMP TABLE attempts (id int, query text);"
+        "CREATE TEMP TABLE outcomes (id int, state text, message text, seconds float8)"
+    )
+    with connection.cursor() as cursor, cursor.copy("COPY attempts FROM STDIN") as copy:
+        for i, attempt in enumerate(kept):
+            copy.write_row((i, attempt.query))
+    connection.execute(ATTEMPT)
+    rows = connection.execute("SELECT id, state, message, seconds FROM outcomes ORDER BY id").fetchall()
+    assert len(rows) == len(kept)
+    return [Outcome(*kept[i], state, message, seconds) for i, state, message, seconds in rows]
+
+
+def call(function: str, kind: str, *rows: Sequence[str]) -> str:
+    """A query that calls a function with one row of arguments, or an aggregate over several."""
+    name = function.partition("(")[0]
+    if kind == "f" and name in SETS:
+        return f"SELECT count(*) FROM dpml.{name}({', '.join(rows[0])})"
+    if kind == "f":
+        return f"SELECT dpml.{name}({', '.join(rows[0])})"
+    over = " OVER ()" if kind == "w" else ""
+    selects = (f"SELECT {', '.join(f'{value} AS a{i}' for i, value in enumerate(row))}" for row in rows)
+    arguments = ", ".join(f"a{i}" for i in range(len(rows[0])))
+    return f"SELECT dpml.{name}({arguments}){over} FROM ({' UNION ALL '.join(selects)}) AS s"
+
+
+class Function(NamedTuple):
+    signature: str
+    kind: str  # f, a, w
+    types: tuple[str, ...]
+    support: bool
+
+
+def functions(connection: psycopg.Connection) -> list[Function]:
+    """Every function of the extension that runs C, and what it takes."""
+    rows = connection.execute(
+        "SELECT replace(p.oid::regprocedure::text, 'dpml.', ''), p.prokind::text,"
+        " ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes) AS t),"
+        " EXISTS (SELECT FROM pg_aggregate AS a WHERE p.oid IN (a.aggtransfn, a.aggfinalfn, a.aggcombinefn))"
+        " FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang"
+        " JOIN pg_depend AS d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'"
+        " JOIN pg_extension AS e ON e.oid = d.refobjid AND e.extname = 'pg_dpml'"
+        " WHERE l.lanname = 'c' OR p.prokind = 'a' ORDER BY 1"
+    )
+    return [Function(signature, kind, tuple(types), support) for signature, kind, types, support in rows]
+
+
+def hostile_values(type_: str, good: str) -> list[str]:
+    """Bad values of a type, in the place of a good one."""
+    if type_ == "jsonb":
+        keyed = [with_key(good, key, value) for key, value in itertools.product(KEYS, VALUES)]
+        return [*DOCUMENTS, *keyed, *(SPECS if "columns" in good else [])]
+    return {
+        "bytea": HOSTILE_BLOCKS,
+        "double precision[]": ARRAYS,
+        "double precision": [f"{number}::float8" for number in NUMBERS],
+        "integer": [f"{number}::int4" for number in INTEGERS],
+        "boolean": ["NULL::boolean", "false"],
+        "text": [f"{text}::text" for text in TEXTS],
+        "record": RECORDS,
+        "dpml.epoch": EPOCHS,
+    }[type_]
+
+
+HOSTILE_BLOCKS = hostile_blocks()
+
+
+def attempts_on(function: Function) -> Iterator[Attempt]:
+    """One bad argument at a time: as the only row, and of aggregates after a good row."""
+    good = CALLS[function.signature]
+    first, second = ([value.replace("{i}", str(i)) for value in good] for i in (0, 1))
+    for at, type_ in enumerate(function.types):
+        for value in hostile_values(type_, good[at]):
+            yield Attempt(function.signature, call(function.signature, function.kind, [*first[:at], value, *first[at + 1 :]]))
+            # with all bytes of a block tried on the first row, a few are enough on the second
+            if function.kind == "a" and (type_ != "bytea" or len(value) % 7 == 0):
+                yield Attempt(
+                    function.signature, call(function.signature, function.kind, first, [*second[:at], value, *second[at + 1 :]])
+                )
+
+
+def test_every_function_is_attacked(hostile: psycopg.Connection) -> None:
+    named = [function for function in functions(hostile) if not function.support]
+    assert {function.signature for function in named} == set(CALLS), "give good arguments of the new function"
+    for function in named:
+        good = [value.replace("{i}", "0") for value in CALLS[function.signature]]
+        hostile.execute(call(function.signature, function.kind, good).encode())
+        if function.kind == "a":
+            more = [value.replace("{i}", "1") for value in CALLS[function.signature]]
+            hostile.execute(call(function.signature, function.kind, good, more).encode())
+
+
+def judge(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """Refuse an outcome that is neither a result nor a sane error, or took long; errors by function."""
+    refused: dict[str, int] = defaultdict(int)
+    for outcome in outcomes:
+        assert outcome.state in SANE | {"00000"}, outcome
+        assert outcome.seconds < 3, outcome
+        assert outcome.state == "00000" or outcome.message, outcome
+        refused[outcome.function] += outcome.state != "00000"
+    return refused
+
+
+@pytest.mark.slow
+def test_hostile_arguments(hostile: psycopg.Connection) -> None:
+    named = [function for function in functions(hostile) if not function.support]
+    attempts = [attempt for function in named for attempt in attempts_on(function)]
+    assert len(attempts) > 10_000
+    refused = judge(run(hostile, attempts))
+    assert {signature for signature, errors_ in refused.items() if errors_ > 0} == set(CALLS)
