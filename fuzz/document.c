@@ -11,6 +11,7 @@
 
 #include "fmgr.h"
 #include "lib/stringinfo.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
@@ -47,6 +48,14 @@ static int	n_nodes;
 static Document document;
 static const char *const *words;
 static int	n_words;
+
+/* Nobody cancels. */
+volatile sig_atomic_t InterruptPending = false;
+
+void
+ProcessInterrupts(void)
+{
+}
 
 /* Memory: each allocation on its own, so that a read or write beside it is seen. */
 

@@ -23,16 +23,14 @@ static const char *const words[] = {
 };
 
 /* -Wl,--wrap: one as large as allowed takes half a second to make. */
-extern void __real_dpml_projection(uint64_t seed, int32_t n_projected, int32_t n_raw, float *out);
-extern void __wrap_dpml_projection(uint64_t seed, int32_t n_projected, int32_t n_raw, float *out);
+extern void __real_dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out);
+extern void __wrap_dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out);
 
 void
-__wrap_dpml_projection(uint64_t seed, int32_t n_projected, int32_t n_raw, float *out)
+__wrap_dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out)
 {
-	int64_t		n = (int64_t) n_projected * n_raw;
-
 	if (n <= MOST_PROJECTED)
-		__real_dpml_projection(seed, n_projected, n_raw, out);
+		__real_dpml_projection(rng, n_projected, n, out);
 	else
 		out[0] = out[n - 1] = 0.0f;
 }

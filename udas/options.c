@@ -99,6 +99,8 @@ parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, double smoothness, 
 	schedule->kind = dpml_json_choice(json, "schedule", schedule_names, lengthof(schedule_names), DPML_CONSTANT);
 	schedule->lambda = lambda;
 	schedule->max_step = 1.0 / (smoothness + lambda);
+	if (schedule->max_step == 0.0)
+		dpml_json_refuse(json, lambda > 1.0 ? "lambda" : "huber_h", "such that lambda plus the loss's smoothness is finite");
 	has_step = dpml_json_number(json, "step_size", &positive, &schedule->step_size);
 	(void) dpml_json_number(json, "exponent", &fraction, &exponent);
 	(void) dpml_json_number(json, "rows", &count, &rows);

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "miscadmin.h"
 #include "utils/memutils.h"
 
 static const char *const spec_keys[] = {"columns", "intercept", "norm", "format", "label", "projection"};
@@ -40,6 +41,9 @@ static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an 
 
 /* Entries of a projection: a second to make, 256 MB to keep. */
 #define MAX_PROJECTION ((double) (1 << 26))
+
+/* Entries between two looks at pending interrupts. */
+#define PROJECTION_PIECE ((int64) 1 << 20)
 
 /* Pixels that all blurred pixels of a row look at: some 100 ms. */
 #define MAX_BLUR ((double) (1 << 26))
@@ -228,6 +232,8 @@ parse_projection(DpmlSpec *spec, JsonbContainer *object)
 	double		features;
 	double		seed = 0;
 	float	   *matrix;
+	DpmlRng		rng;
+	int64		n;
 
 	dpml_json_open(&json, object, "the projection");
 	CHECK_KEYS(&json, projection_keys);
@@ -236,9 +242,14 @@ parse_projection(DpmlSpec *spec, JsonbContainer *object)
 	(void) dpml_json_number(&json, "seed", &public_seed, &seed);
 	if (features * encoder->n_raw > MAX_PROJECTION || features + encoder->intercept > DPML_MAX_FEATURES)
 		dpml_json_refuse(&json, "features", "at most 2^26 divided by the features before the projection");
-	matrix = MemoryContextAllocHuge(CurrentMemoryContext,
-									(Size) features * (Size) encoder->n_raw * sizeof(float));
-	dpml_projection((uint64) seed, (int32) features, encoder->n_raw, matrix);
+	n = (int64) features * encoder->n_raw;
+	matrix = MemoryContextAllocHuge(CurrentMemoryContext, (Size) n * sizeof(float));
+	dpml_projection_start(&rng, (uint64) seed);
+	for (int64 i = 0; i < n; i += PROJECTION_PIECE)
+	{
+		CHECK_FOR_INTERRUPTS();
+		dpml_projection(&rng, (int32) features, Min(n - i, PROJECTION_PIECE), matrix + i);
+	}
 	encoder->projection = matrix;
 	encoder->n_features = (int32) features + encoder->intercept;
 }

@@ -642,7 +642,9 @@ class Encoder:
 def projection_matrix(seed: int, n_projected: int, n_raw: int) -> npt.NDArray[np.float32]:
     """The Gaussian random projection of a public seed, ndarray of shape (n_projected, n_raw)."""
     out = np.empty((n_projected, n_raw), dtype=np.float32)
-    lib.dpml_projection(seed, n_projected, n_raw, pointer(out, "float"))
+    rng = ffi.new("DpmlRng *")
+    lib.dpml_projection_start(rng, seed)
+    lib.dpml_projection(rng, n_projected, out.size, pointer(out, "float"))
     return out
 
 

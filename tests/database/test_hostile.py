@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import psycopg
 import pytest
-from psycopg import errors, sql
+from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from pg_dpml import replay
 from pg_dpml.embedded import EmbeddedServer
-from sqltools import scalar
+from sqltools import plain_spec, scalar
 
 N, D = 3, 4
 
@@ -159,9 +160,9 @@ RECORDS = [
     "ROW(1e308, repeat('a', 100000), array_fill(1::float8, '{100000}'), repeat('yes', 10000))",
     "ROW('NaN'::numeric, 'a'::name, '{{1,2},{3,NULL}}'::numeric[], 'yes'::varchar)",
     "ROW('infinity'::date, 'a'::bpchar, '[5:8]={1,2,3,4}'::int8[], 'yes'::text)",
-    "ROW('-infinity'::timestamptz, 'b'::text, '{1,2,3,4}'::date[], NULL::text)",
+    "ROW('-infinity'::timestamptz, 'b'::text, '{2020-01-01,-infinity,NULL,0001-01-01}'::date[], NULL::text)",
     "ROW(1, 1::int8, '{t,f,t,f}'::bool[], 'yes'::text)",
-    "ROW('9'::xml, 'a'::text, '{1,2,3,4}'::float8[], 'yes'::text)",
+    "ROW('9'::json, 'a'::text, '{1,2,3,4}'::float8[], 'yes'::text)",
     "ROW(1, 'a'::text, '{a,b,c,d}'::text[], 'yes'::text)",
     "ROW(1, 'a'::text, (SELECT x FROM hostile_arrays WHERE name = 'external'), 'yes'::text)",
     "(SELECT r FROM hostile_records AS r LIMIT 1)",
@@ -182,7 +183,18 @@ EPOCHS = [
 
 # Every key there is: what is wrong with its value is the parser's to say.
 KEYS = [
-    *("loss", "classes", "huber_h", "clip", "lambda", "radius", "batch_size", "schedule", "step_size", "exponent"),
+    *(
+        "loss",
+        "classes",
+        "huber_h",
+        "clip",
+        "lambda",
+        "radius",
+        "batch_size",
+        "schedule",
+        "step_size",
+        "exponent",
+    ),
     *("rows", "average_from", "features", "clip_rows", "units", "noise", "noise_scale", "gradient_clip"),
     *("momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip"),
     *("loss_clip", "columns", "intercept", "norm", "format", "label", "projection", "unknown", ""),
@@ -221,9 +233,14 @@ SPECS += [
     )
 ]
 SPECS += [
-    f"jsonb_set({json_literal(SPEC)}, '{{columns,1,levels}}', {LEVELS.format(n=n)})" for n in (100_000, 1_048_577)
+    f"jsonb_set({json_literal(SPEC)}, '{{columns,1,levels}}', {LEVELS.format(n=n)})"
+    for n in (100_000, 1_048_577)
 ]
-SPECS += [f"jsonb_set({json_literal(SPEC)}, '{{label,{key}}}', '{value}')" for key in ("kind", "positive", "negative", "classes") for value in VALUES]
+SPECS += [
+    f"jsonb_set({json_literal(SPEC)}, '{{label,{key}}}', '{value}')"
+    for key in ("kind", "positive", "negative", "classes")
+    for value in VALUES
+]
 SPECS += [
     # what would take hours a row, or gigabytes, if it were taken
     json_literal(
@@ -257,11 +274,15 @@ def hostile_blocks() -> list[str]:
                 noise[at] = draw.choice([0, 1, 127, 128, 255])
             found.append(bytes(noise))
         head = block[:8]
-        for shape in itertools.product((1, 4, 2**20, 2**31 - 1, 2**32 - 1), (0, 1, 3, 2**28, 2**31 - 1, 2**32 - 1)):
+        for shape in itertools.product(
+            (1, 4, 2**20, 2**31 - 1, 2**32 - 1), (0, 1, 3, 2**28, 2**31 - 1, 2**32 - 1)
+        ):
             found.append(head + struct.pack("=II", *shape) + block[16:])
     found += [head + draw.bytes(int(n)) for n in draw.integers(1, 300, size=30)]
     found += [packed("dense", n=0), packed("csr", n=0), packed("csr", [True] * 40, n=40)]
-    stored = [f"(SELECT b FROM hostile_bytes WHERE name = '{name}')" for name in ("external", "compressed", "short")]
+    stored = [
+        f"(SELECT b FROM hostile_bytes WHERE name = '{name}')" for name in ("external", "compressed", "short")
+    ]
     return ["NULL::bytea", *map(bytes_literal, found), *stored]
 
 
@@ -367,7 +388,7 @@ def call(function: str, kind: str, *rows: Sequence[str]) -> str:
     """A query that calls a function with one row of arguments, or an aggregate over several."""
     name = function.partition("(")[0]
     if kind == "f" and name in SETS:
-        return f"SELECT count(*) FROM dpml.{name}({', '.join(rows[0])})"
+        return f"SELECT dpml.{name}({', '.join(rows[0])}) LIMIT 500"
     if kind == "f":
         return f"SELECT dpml.{name}({', '.join(rows[0])})"
     over = " OVER ()" if kind == "w" else ""
@@ -406,7 +427,7 @@ def hostile_values(type_: str, good: str) -> list[str]:
         "bytea": HOSTILE_BLOCKS,
         "double precision[]": ARRAYS,
         "double precision": [f"{number}::float8" for number in NUMBERS],
-        "integer": [f"{number}::int4" for number in INTEGERS],
+        "integer": [f"({number})::int4" for number in INTEGERS],
         "boolean": ["NULL::boolean", "false"],
         "text": [f"{text}::text" for text in TEXTS],
         "record": RECORDS,
@@ -423,11 +444,15 @@ def attempts_on(function: Function) -> Iterator[Attempt]:
     first, second = ([value.replace("{i}", str(i)) for value in good] for i in (0, 1))
     for at, type_ in enumerate(function.types):
         for value in hostile_values(type_, good[at]):
-            yield Attempt(function.signature, call(function.signature, function.kind, [*first[:at], value, *first[at + 1 :]]))
-            # with all bytes of a block tried on the first row, a few are enough on the second
-            if function.kind == "a" and (type_ != "bytea" or len(value) % 7 == 0):
+            yield Attempt(
+                function.signature,
+                call(function.signature, function.kind, [*first[:at], value, *first[at + 1 :]]),
+            )
+            # with all values tried on the first row, a few are enough on the second
+            if function.kind == "a" and len(value) % 7 == 0:
                 yield Attempt(
-                    function.signature, call(function.signature, function.kind, first, [*second[:at], value, *second[at + 1 :]])
+                    function.signature,
+                    call(function.signature, function.kind, first, [*second[:at], value, *second[at + 1 :]]),
                 )
 
 
@@ -447,7 +472,7 @@ def judge(outcomes: Iterable[Outcome]) -> dict[str, int]:
     refused: dict[str, int] = defaultdict(int)
     for outcome in outcomes:
         assert outcome.state in SANE | {"00000"}, outcome
-        assert outcome.seconds < 3, outcome
+        assert outcome.seconds < 5, outcome
         assert outcome.state == "00000" or outcome.message, outcome
         refused[outcome.function] += outcome.state != "00000"
     return refused
@@ -460,3 +485,311 @@ def test_hostile_arguments(hostile: psycopg.Connection) -> None:
     assert len(attempts) > 10_000
     refused = judge(run(hostile, attempts))
     assert {signature for signature, errors_ in refused.items() if errors_ > 0} == set(CALLS)
+
+
+def test_support_functions_refuse_direct_calls(hostile: psycopg.Connection) -> None:
+    """With any bytes for a state, and with NULL, the only value there is of type internal."""
+    values = {
+        "internal": ["NULL"],
+        "bytea": ["NULL", *(bytes_literal(data) for data in (b"", b"\0" * 40, BLOCKS["dense"]))],
+        "double precision[]": ["NULL", WEIGHTS],
+        "jsonb": ["NULL", json_literal(OPTIONS)],
+        "dpml.epoch": ["NULL", EPOCH],
+        "integer": ["NULL", "0"],
+        "double precision": ["NULL", "1"],
+    }
+    support = [function for function in functions(hostile) if function.support]
+    assert len(support) > 15
+    attempts = [
+        Attempt(function.signature, call(function.signature, "f", arguments))
+        for function in support
+        for arguments in itertools.product(*(values[type_] for type_ in function.types))
+    ]
+    assert {outcome.state for outcome in run(hostile, attempts)} == {REFUSED}
+
+
+# Transition and combination of each kind of state that is bytes, and the arguments after the block.
+STATES = {
+    "gradient": ("gradient", "bytea, float8[], jsonb", f", {WEIGHTS}, {json_literal({'loss': 'logistic'})}"),
+    "gram": ("gram", "bytea", ""),
+    "hessian": ("gram", "bytea, float8[], jsonb", f", {WEIGHTS}, {json_literal({'loss': 'logistic'})}"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(STATES))
+def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: str) -> None:
+    """Only an aggregate of one's own can forge a state: combined with a good one, and gone on with."""
+    family, types, arguments = STATES[kind]
+    hostile.execute(
+        f"CREATE AGGREGATE pg_temp.state_of ({types}) (SFUNC = dpml.{kind}_step, STYPE = bytea);"
+        f"CREATE AGGREGATE pg_temp.joined (bytea) (SFUNC = dpml.{family}_combine, STYPE = bytea,"
+        f" FINALFUNC = dpml.{family}_final)".encode()
+    )
+    good = bytes(scalar(hostile, f"SELECT pg_temp.state_of({BLOCK}{arguments})"))
+    forged = [good[:n] for n in range(len(good))] + [good + b"\0" * 8]
+    for bit in range(28 * 8):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        forged.append(bytes(flipped))
+    joins = (
+        Attempt("join", f"SELECT pg_temp.joined(s ORDER BY i) FROM (VALUES {rows}) AS v (i, s)")
+        for bytes_ in forged
+        for rows in (
+            f"(0, {bytes_literal(good)}), (1, {bytes_literal(bytes_)})",
+            f"(0, {bytes_literal(bytes_)}), (1, {bytes_literal(good)})",
+        )
+    )
+    steps = (
+        Attempt(
+            "go on",
+            f"CREATE AGGREGATE pg_temp.forged ({types}) (SFUNC = dpml.{kind}_step, STYPE = bytea,"
+            f" FINALFUNC = dpml.{family}_final, INITCOND = '\\x{bytes_.hex()}');"
+            f"SELECT pg_temp.forged({BLOCK}{arguments}); DROP AGGREGATE pg_temp.forged ({types})",
+        )
+        for bytes_ in forged
+    )
+    refused = judge(run(hostile, [*joins, *steps]))
+    # every cut, both ways round
+    assert refused["join"] >= 2 * len(good)
+    assert refused["go on"] >= len(good)
+
+
+SPREAD = json.dumps(plain_spec(D, "logistic"))
+
+# Every aggregate over the columns (i, x, y, block) of rows of a group; {} is an order, where it depends on that.
+AGGREGATES = {
+    "sgd_epoch of rows": f"dpml.sgd_epoch({{}}x, y, NULL::float8[], {json_literal({**OPTIONS, 'momentum': 0.5})}{{}})",
+    "sgd_epoch": f"dpml.sgd_epoch({{}}i, block, NULL::dpml.epoch, {json_literal(OPTIONS)}{{}})",
+    "sgd_poisson": f"dpml.sgd_poisson({{}}i, block, NULL::dpml.epoch, {json_literal({**POISSON, 'sampling': 1})}{{}})",
+    "sgd_poisson_steps": f"dpml.sgd_poisson_steps({{}}i + 1, block, i, NULL::dpml.epoch, {json_literal({**OPTIONS, 'steps': 3})}{{}})",
+    "loss of rows": f"dpml.loss({{}}x, y, {WEIGHTS}, {json_literal(OPTIONS)}{{}})",
+    "loss": f"dpml.loss({{}}block, {WEIGHTS}, {json_literal(OPTIONS)}{{}})",
+    "gradient": f"dpml.gradient({{}}block, {WEIGHTS}, {json_literal({'loss': 'logistic'})}{{}})",
+    "gram": "dpml.gram({}block{})",
+    "hessian": f"dpml.gram({{}}block, {WEIGHTS}, {json_literal({'loss': 'logistic'})}{{}})",
+    "pack": "dpml.pack({}block{})",
+}
+
+
+def aggregate(name: str, before: str = "", after: str = "") -> str:
+    head, _, rest = AGGREGATES[name].partition("{}")
+    middle, _, tail = rest.rpartition("{}")
+    return f"{head}{before}{middle}{after}{tail}"
+
+
+@pytest.fixture(scope="module")
+def groups(database: str) -> str:
+    """A table of 10,000 groups of two rows, in order of i inside each."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE many AS SELECT g, i, x, y, dpml.encode(%s, ROW(x, y)) AS block FROM (SELECT g, i,"
+            " ARRAY[sin(g) / 2, cos(g + i) / 2, sin(2 * g) / 4, i / 2.0]::float8[] AS x,"
+            " (g + i) %% 2 * 2 - 1.0::float8 AS y FROM generate_series(1, 10000) AS g, generate_series(0, 1) AS i) AS s ORDER BY i, g",
+            (SPREAD,),
+        )
+        connection.execute("ANALYZE many")
+    return database
+
+
+def hashed(plan: Any) -> Iterator[dict[str, Any]]:
+    """Hash aggregates of a plan."""
+    if plan.get("Strategy") == "Hashed":
+        yield plan
+    for child in plan.get("Plans", []):
+        yield from hashed(child)
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("name", sorted(AGGREGATES))
+def test_ten_thousand_groups_that_spill(groups: str, name: str) -> None:
+    """Hashed with 64 kB of memory and sorted: the same of every group, and no memory is kept."""
+    used = "SELECT sum(total_bytes) FROM pg_backend_memory_contexts"
+    result = f"SELECT g, md5({aggregate(name, after='{}')}::text) AS r FROM many GROUP BY g"
+    with psycopg.connect(groups, autocommit=True) as connection:
+        connection.execute(
+            "SET work_mem = '64kB'; SET max_parallel_workers_per_gather = 0; SET enable_sort = off"
+        )
+        connection.execute(f"SELECT {aggregate(name)} FROM many WHERE g = 1".encode())
+        before = scalar(connection, used)
+        plan = scalar(
+            connection,
+            f"EXPLAIN (ANALYZE, FORMAT JSON) CREATE UNLOGGED TABLE spilled AS {result.replace('{}', '')}",
+        )
+        (node,) = hashed(plan[0]["Plan"])
+        assert node["HashAgg Batches"] > 1
+        assert node["Disk Usage"] > 0
+        assert scalar(connection, used) - before < 1_000_000
+        connection.execute("SET enable_sort = on; SET enable_hashagg = off; SET work_mem = '64MB'")
+        connection.execute(f"CREATE TEMP TABLE sorted AS {result.replace('{}', ' ORDER BY i')}".encode())
+        assert scalar(connection, "SELECT count(DISTINCT g) FROM spilled") == 10_000
+        assert scalar(connection, "SELECT count(DISTINCT r) FROM sorted") > 1
+        assert scalar(connection, "SELECT count(*) FROM (TABLE sorted EXCEPT TABLE spilled) AS s") == 0
+        connection.execute("DROP TABLE spilled")
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATES))
+def test_distinct_and_filter_and_no_row(groups: str, name: str) -> None:
+    with psycopg.connect(groups, autocommit=True) as connection:
+        arguments = aggregate(name).partition("(")[2].removesuffix(")")
+        connection.execute(
+            f"CREATE TEMP TABLE twice AS SELECT m.* FROM many AS m, generate_series(1, 2) WHERE g = 7;"
+            f"CREATE TEMP TABLE once AS SELECT DISTINCT {arguments} FROM twice;".encode()
+        )
+        columns = [
+            row[0]
+            for row in connection.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = 'once'::regclass AND attnum > 0 ORDER BY attnum"
+            )
+        ]
+        # DISTINCT sorts by all arguments
+        distinct = scalar(connection, f"SELECT {aggregate(name, 'DISTINCT ')} FROM twice")
+        listed = ", ".join(f"c{i}" for i in range(len(columns)))
+        query = f"SELECT {aggregate(name).partition('(')[0]}({listed} ORDER BY {listed}) FROM once AS o ({listed})"
+        assert scalar(connection, query) == distinct
+        whole = f"SELECT {aggregate(name, after=' ORDER BY i')}"
+        assert scalar(connection, f"{whole} FROM many WHERE g = 7") == scalar(
+            connection, f"{whole} FILTER (WHERE g = 7) FROM many WHERE g < 20"
+        )
+        nothing = scalar(connection, f"{whole} FROM many WHERE false")
+        assert scalar(connection, f"{whole} FILTER (WHERE false) FROM many WHERE g < 9") == nothing
+
+
+@pytest.mark.parametrize("name", ["gradient", "gram", "hessian"])
+def test_workers_without_a_row(groups: str, name: str) -> None:
+    """One row, or none, for all workers: the others have a state of NULL to combine."""
+    with psycopg.connect(groups, autocommit=True) as connection:
+        wanted = {
+            where: scalar(connection, f"SELECT {aggregate(name)}::text FROM many WHERE {where}")
+            for where in ("g + 0 > 9999 AND i = 1", "g + 0 < 0")
+        }
+        connection.execute(
+            "SET max_parallel_workers_per_gather = 4; SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0;"
+            "ALTER TABLE many SET (parallel_workers = 4)"
+        )
+        for leader in ("on", "off"):
+            connection.execute(f"SET parallel_leader_participation = {leader}".encode())
+            for where, result in wanted.items():
+                query = f"SELECT {aggregate(name)}::text FROM many WHERE {where}"
+                plan = json.dumps(scalar(connection, f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"))
+                assert '"Partial Mode": "Partial"' in plan
+                assert '"Workers Launched": 0' not in plan
+                assert scalar(connection, query) == result
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("name", sorted(set(AGGREGATES) - {"pack", "sgd_poisson"}))
+def test_memory_does_not_grow_with_rows(database: str, name: str) -> None:
+    """60,000 rows that have to be unpacked; what keeps all rows is left out."""
+    x = np.zeros((200, D))
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("CREATE TEMP TABLE source (x float8[], y float8, block bytea)")
+        connection.execute(
+            "INSERT INTO source SELECT array_fill(0.1::float8, '{4}'), 1, %s FROM generate_series(1, 20)",
+            (replay.pack_dense(x, np.ones(200)),),
+        )
+        assert scalar(connection, "SELECT max(pg_column_size(block)) FROM source") < 1000
+        peak = Path(f"/proc/{connection.info.backend_pid}/status")
+        if not peak.exists():
+            pytest.skip("the peak of a process's memory is read from /proc")
+        query = (
+            f"SELECT {aggregate(name).replace('i + 1', '1')} FROM (SELECT (row_number() OVER ())::int - 1 AS i, s.*"
+            " FROM source AS s, generate_series(1, %s)) AS t"
+        )
+        connection.execute(query.encode(), (1,))
+        before = _peak(peak)
+        connection.execute(query.encode(), (3000,))
+        assert _peak(peak) - before < 30_000
+
+
+def _peak(status: Path) -> int:
+    """Most memory that a process ever had, in kB."""
+    return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+CLASSES = 1000
+WIDE = 2000
+MANY = "array_fill(0.01::float8, '{2000000}')"
+SOFTMAX = {"loss": "softmax", "classes": CLASSES}
+STEPS = {**SOFTMAX, "step_size": 1}
+
+
+def options_literal(**more: Any) -> str:
+    return json_literal({**STEPS, **more})
+
+
+IMAGES = {
+    "columns": [
+        {"name": "f1", "kind": "array", "length": 2**20 - 1, "lower": 0, "upper": 1}
+        | {"image": {"rows": 1023, "columns": 1025, "blur": 5, "stride": 1}}
+    ]
+}
+PROJECTED = {
+    "columns": [{"name": "f1", "kind": "array", "length": 1024, "lower": 0, "upper": 1}],
+    "projection": {"features": 2**16},
+}
+
+# What would take many seconds, each alone.
+LONG = {
+    "sgd_epoch": f"SELECT dpml.sgd_epoch(0, block, NULL, {options_literal()}) FROM wide WHERE name = 'rows'",
+    "units": f"SELECT dpml.sgd_epoch(0, block, NULL, {options_literal(units=2000)}) FROM wide WHERE name = 'unit'",
+    "noise": "SELECT dpml.sgd_epoch(0, block, NULL, "
+    + json_literal({**OPTIONS, "noise": "k-norm", "noise_scale": 1, "momentum": 0.5})
+    + ") FROM wide WHERE name = 'sparse'",
+    "sgd_epoch of rows": f"SELECT dpml.sgd_epoch(array_fill(0.01::float8, '{{{WIDE}}}'), 1, NULL, {options_literal()})"
+    " FROM generate_series(1, 100000)",
+    "rows before the first vector": f"SELECT dpml.sgd_epoch(CASE g WHEN 4000 THEN array_fill(0.1::float8, '{{{WIDE}}}')"
+    f" END, 1, NULL, {options_literal()}) FROM generate_series(1, 4000) AS g",
+    "loss": f"SELECT dpml.loss(block, {MANY}, {json_literal(SOFTMAX)}) FROM wide WHERE name = 'rows'",
+    "loss of rows": f"SELECT dpml.loss(array_fill(0.01::float8, '{{{WIDE}}}'), 1, w, {json_literal(SOFTMAX)})"
+    f" FROM generate_series(1, 100000), (SELECT {MANY} AS w) AS s",
+    "sgd_poisson of one unit": f"SELECT dpml.sgd_poisson(0, block, NULL, {options_literal(units=2000, steps=3, sampling=1)})"
+    " FROM wide WHERE name = 'unit'",
+    "sgd_poisson_steps": f"SELECT dpml.sgd_poisson_steps(1, block, NULL, NULL, {options_literal(steps=3)})"
+    " FROM wide WHERE name = 'rows'",
+    "gradient of one unit": f"SELECT dpml.gradient(block, {MANY}, "
+    + json_literal({**SOFTMAX, "unit_clip": 1, "units": 2000})
+    + ") FROM wide WHERE name = 'unit'",
+    "hessian": f"SELECT dpml.gram(block, array_fill(0.01::float8, '{{{WIDE}}}'), {json_literal({'loss': 'logistic'})})"
+    " FROM wide, generate_series(1, 100) WHERE name = 'rows'",
+    "pack": "SELECT length(dpml.pack(block)) FROM wide, generate_series(1, 100000000) WHERE name = 'row'",
+    "pack window": "SELECT dpml.pack(block, 2147483647) OVER () FROM wide, generate_series(1, 100000000) WHERE name = 'row'",
+    "rows": "SELECT count(*) FROM wide, generate_series(1, 1000000), dpml.rows(block) WHERE name = 'rows'",
+    "unpack": "SELECT count(*) FROM wide, generate_series(1, 1000000), dpml.unpack(block) WHERE name = 'rows'",
+    "encode": f"SELECT count(dpml.encode({json_literal(SPEC)}, {RECORD})) FROM generate_series(1, 100000000)",
+    "images": f"SELECT count(dpml.encode({json_literal(IMAGES)}, ROW(x))) FROM generate_series(1, 1000),"
+    " (SELECT array_fill(0.5::float8, '{1048575}') AS x) AS s",
+    "projection": f"SELECT count(dpml.encode({json_literal(PROJECTED)}, ROW(x))) FROM generate_series(1, 100000) AS g,"
+    " (SELECT array_fill(0.5::float8, '{1024}') AS x) AS s",
+    "predict": f"SELECT count(dpml.predict('hostile', {RECORD})) FROM generate_series(1, 100000000)",
+}
+
+
+@pytest.fixture(scope="module")
+def wide(database: str) -> str:
+    """Blocks of one row, of 2000 rows and features, of one unit of so many, and of a million features."""
+    x = np.zeros((WIDE, WIDE), dtype=np.float32)
+    x[:] = np.random.default_rng(3).normal(size=WIDE) / 100
+    y = np.ones(WIDE)
+    blocks = {
+        "row": BLOCKS["csr"],
+        "rows": replay.pack_dense(x, y),
+        "unit": replay.pack_dense(x, y, [True] + [False] * (WIDE - 1)),
+        "sparse": replay.pack_csr(2**20, np.arange(1, 1001), np.arange(1000), np.ones(1000), np.ones(1000)),
+    }
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE wide (name text, block bytea)")
+        connection.execute("ALTER TABLE wide ALTER block SET STORAGE EXTERNAL")
+        for name, block in blocks.items():
+            connection.execute("INSERT INTO wide VALUES (%s, %s)", (name, block))
+    return database
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_every_loop_is_cancelled_within_a_second(wide: str, hostile: psycopg.Connection, name: str) -> None:
+    hostile.execute("SET statement_timeout = 200")
+    start = time.monotonic()
+    with pytest.raises(errors.QueryCanceled):
+        hostile.execute(LONG[name].encode())
+    assert time.monotonic() - start < 1.2
+    hostile.execute("RESET statement_timeout")

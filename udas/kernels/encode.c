@@ -187,21 +187,25 @@ bring_into_range(int32_t n, double *x)
 		x[i] = ldexp(x[i], -exponent);
 }
 
-/* Johnson & Lindenstrauss 1984: independent N(0, 1 / n_projected) entries. */
 void
-dpml_projection(uint64_t seed, int32_t n_projected, int32_t n_raw, float *out)
+dpml_projection_start(DpmlRng *rng, uint64_t seed)
 {
 	uint8_t		key[32] = {0};
-	DpmlRng		rng;
-	double		pair[2];
-	int64_t		n = (int64_t) n_projected * n_raw;
 
 	for (int i = 0; i < 8; i++)
 		key[i] = (uint8_t) (seed >> (8 * i));
-	dpml_rng_start(&rng, key);
+	dpml_rng_start(rng, key);
+}
+
+/* Johnson & Lindenstrauss 1984: independent N(0, 1 / n_projected) entries. */
+void
+dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out)
+{
+	double		pair[2];
+
 	for (int64_t i = 0; i < n; i += 2)
 	{
-		dpml_noise_gaussian(&rng, 2, 1.0 / sqrt((double) n_projected), pair);
+		dpml_noise_gaussian(rng, 2, 1.0 / sqrt((double) n_projected), pair);
 		out[i] = (float) pair[0];
 		if (i + 1 < n)
 			out[i + 1] = (float) pair[1];

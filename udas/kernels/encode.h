@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#include "noise.h"
+
 enum DpmlColumnKind
 {
 	DPML_NUMERIC = 0,			/* one feature */
@@ -76,9 +78,11 @@ int32_t		dpml_column_length(const DpmlColumn *column);
 
 /*
  * A Gaussian random projection from n_raw to n_projected features, which keeps
- * squared norms on average; the seed is public.
+ * squared norms on average; the seed is public.  The matrix comes row by row, the
+ * next n entries at each call: an even number, but for the last ones.
  */
-void		dpml_projection(uint64_t seed, int32_t n_projected, int32_t n_raw, float *out);
+void		dpml_projection_start(DpmlRng *rng, uint64_t seed);
+void		dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out);
 
 /*
  * out has n_features floats, work n_raw + n_features doubles.  NaN encodes as 0, an infinity as the nearer bound
