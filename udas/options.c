@@ -41,7 +41,8 @@ static const DpmlDomain batch_rows = {1, PG_INT32_MAX, false, true, "an integer 
 static const DpmlDomain unit_rows = {1, PG_INT32_MAX, false, true, "an integer >= 1: the most rows of a unit"};
 static const DpmlDomain step_count = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
 static const DpmlDomain probability = {0, 1, true, false, "a number > 0 and <= 1"};
-static const DpmlDomain noise_size = {0x1p-900, 0x1p900, false, false, "a number from 1e-270 to 1e270"};
+/* A scale whose inverse, and its product with any count, is a number, too. */
+static const DpmlDomain scale = {0x1p-900, 0x1p900, false, false, "a number from 1e-270 to 1e270"};
 static const DpmlDomain below_one = {0, 1 - 0x1p-53, false, false, "a number >= 0 and < 1"};
 static const DpmlDomain model_count = {1, DPML_MAX_MODELS, false, true, "an integer from 1 to 64"};
 static const DpmlDomain class_count = {2, DPML_MAX_FEATURES, false, true, "an integer from 2 to 1048576"};
@@ -57,7 +58,7 @@ parse_loss(DpmlLoss *loss, const DpmlJson *json, int n_kinds)
 	loss->n_classes = 1;
 	loss->huber_h = 0.1;
 	loss->clip = HUGE_VAL;
-	(void) dpml_json_number(json, "huber_h", &positive, &loss->huber_h);
+	(void) dpml_json_number(json, "huber_h", &scale, &loss->huber_h);
 
 	if (dpml_json_number(json, "classes", &class_count, &classes))
 	{
@@ -99,8 +100,6 @@ parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, double smoothness, 
 	schedule->kind = dpml_json_choice(json, "schedule", schedule_names, lengthof(schedule_names), DPML_CONSTANT);
 	schedule->lambda = lambda;
 	schedule->max_step = 1.0 / (smoothness + lambda);
-	if (schedule->max_step == 0.0)
-		dpml_json_refuse(json, lambda > 1.0 ? "lambda" : "huber_h", "such that lambda plus the loss's smoothness is finite");
 	has_step = dpml_json_number(json, "step_size", &positive, &schedule->step_size);
 	(void) dpml_json_number(json, "exponent", &fraction, &exponent);
 	(void) dpml_json_number(json, "rows", &count, &rows);
@@ -171,7 +170,7 @@ parse_bound(const DpmlJson *json, const char *key)
 static void
 parse_noise(DpmlSgdOptions *sgd, const DpmlJson *json)
 {
-	bool		has_scale = dpml_json_number(json, "noise_scale", &noise_size, &sgd->noise_scale);
+	bool		has_scale = dpml_json_number(json, "noise_scale", &scale, &sgd->noise_scale);
 
 	sgd->noise = dpml_json_choice(json, "noise", noise_names, lengthof(noise_names), DPML_NO_NOISE);
 	if (sgd->noise != DPML_NO_NOISE && !has_scale)

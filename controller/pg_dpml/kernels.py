@@ -93,7 +93,7 @@ class Loss:
         K, at least 2 for softmax; with logistic and huber_svm K > 1 means one
         loss a class against all others; 1 for squared.
     huber_h : float
-        Half width of the Huber SVM's bend, in (0, inf).
+        Half width of the Huber SVM's bend, in [1e-270, 1e270].
     clip : float
         Bound on the derivative in one score, in (0, inf]; inf for softmax.
 
@@ -114,7 +114,7 @@ class Loss:
             (2 if softmax else 1) <= self.n_classes <= (1 if self.kind == "squared" else _MAX_BATCH),
             "n_classes must be at least 2 for softmax and 1 for squared",
         )
-        require(0.0 < self.huber_h < math.inf, "huber_h must be in (0, inf)")
+        require(1e-270 <= self.huber_h <= 1e270, "huber_h must be in [1e-270, 1e270]")
         require(self.clip > 0.0, "clip must be in (0, inf]")
         require(not softmax or self.clip == math.inf, "the softmax loss has no clip")
 

@@ -632,7 +632,7 @@ class TrainSpec:
         for key in ("step_size", "radius", "clip", "unit_clip"):
             if getattr(self, key) is not None:
                 self._positive(key, _MOST_CLIP if key.endswith("clip") else math.inf)
-        self._positive("huber_h")
+        _between(self.huber_h, "huber_h", 1e-270, 1e270)
         if self.lambda_ is not None:
             _between(self.lambda_, "lambda", 0.0, 1e6)
         _between(self.exponent, "exponent", 0.0, 1.0)

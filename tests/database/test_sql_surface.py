@@ -36,6 +36,7 @@ def refused(connection: psycopg.Connection, query: str, *values: Any) -> str:
 
 
 POSITIVE = "a number > 0"
+SCALE = "a number from 1e-270 to 1e270"
 COUNT = "an integer from 1 to 2147483647"
 BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"loss": None}, "loss", "one of"),
@@ -47,8 +48,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"loss": "softmax", "classes": "3"}, "classes", "an integer from 2 to 1048576"),
     ({"loss": "squared", "classes": 2}, "classes", "absent"),
     ({"loss": "softmax", "classes": 3, "clip": 1}, "clip", "absent"),
-    ({"huber_h": 0}, "huber_h", POSITIVE),
-    ({"huber_h": "1"}, "huber_h", POSITIVE),
+    ({"huber_h": 0}, "huber_h", SCALE),
+    ({"huber_h": "1"}, "huber_h", SCALE),
+    ({"huber_h": 1e-300}, "huber_h", SCALE),
     ({"clip": 0}, "clip", POSITIVE),
     ({"clip": True}, "clip", POSITIVE),
     ({"lambda": -1e-9}, "lambda", "a number >= 0"),
