@@ -103,10 +103,9 @@ class Builder:
     def _compile(self, source: Path) -> Path:
         compiled = self.folder / f"{source.parent.name}-{source.stem}.o"
         coverage = ["-fsanitize=fuzzer-no-link"] if self.libfuzzer else []
-        includes = [f"-I{self.sources}", f"-I{FUZZ}"]
-        if source.parent.name != "kernels" and source.name not in ("block.c", "replay.c"):
-            headers = pg_config_paths(find_pg_config(PG_MAJOR))["INCLUDEDIR-SERVER"]
-            includes += ["-isystem", headers]
+        headers = pg_config_paths(find_pg_config(PG_MAJOR))["INCLUDEDIR-SERVER"]
+        folders = (self.sources, self.sources / "kernels", FUZZ)
+        includes = [*(f"-I{folder}" for folder in folders), "-isystem", headers]
         command = [*FLAGS, self.optimise, *SANITIZERS, *coverage, *includes, "-c", str(source)]
         self._run([*command, "-o", str(compiled)])
         return compiled
