@@ -140,7 +140,9 @@ def _fuzz(target: str, program: Path, folder: Path, seconds: int) -> bool:
     run = [str(program), *limits, f"-artifact_prefix={findings}/{target}-"]
     clean = subprocess.run([*run, f"-max_total_time={seconds}", str(found)], check=False).returncode == 0
     subprocess.run([*run, "-merge=1", str(merged), str(found)], check=True)
-    print(f"{target}: {'clean' if clean else 'FAILED'}, {_write_corpus(target, merged)} inputs kept")
+    sys.stdout.write(
+        f"{target}: {'clean' if clean else 'FAILED'}, {_write_corpus(target, merged)} inputs kept\n"
+    )
     return clean
 
 

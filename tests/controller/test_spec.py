@@ -194,6 +194,17 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+def test_blur_has_a_limit() -> None:
+    """As in the server: 2^26 pixels, of all images together."""
+    image = Column("a", lower=0.0, upper=1.0, length=2**20, rows=2**10, blur=7, stride=1)
+    assert image.blur_cost == 49 * 2**20
+    DataSpec("t", Label("y", positive="1"), (image,))
+    with pytest.raises(SpecError, match="blur"):
+        DataSpec("t", Label("y", positive="1"), (image, dataclasses.replace(image, name="b")))
+    whole = dataclasses.replace(image, blur=2**20 - 1, stride=2**20)
+    assert whole.blur_cost == 2**20
+
+
 def test_toml(tmp_path: Path) -> None:
     assert DataSpec.from_toml(write(tmp_path, SPEC)) == DataSpec(
         table="people",
@@ -319,7 +330,7 @@ def test_privacy_defaults() -> None:
         ({"clip": 0}, ["clip", "(0, 1e+100]"]),
         ({"clip": 1e101}, ["clip", "(0, 1e+100]"]),
         ({"clip": "1"}, ["clip", "number"]),
-        ({"huber_h": 0}, ["huber_h", "(0, inf)"]),
+        ({"huber_h": 0}, ["huber_h", "[1e-270, 1e+270]"]),
         ({"huber_h": None}, ["huber_h"]),
         ({"lambda_": -1e-9}, ["lambda must", "[0, 1e+06]"]),
         ({"lambda_": math.nan}, ["lambda must", "finite"]),
