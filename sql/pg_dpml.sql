@@ -541,6 +541,11 @@ CREATE FUNCTION dpml.block_capacity(kind text, n_features int4, n_values int4) R
 COMMENT ON FUNCTION dpml.block_capacity(text, int4, int4) IS
 'rows for one block: kind dense or csr, features of a row, at most n_values of them stored (csr)';
 
+CREATE FUNCTION dpml.module_version() RETURNS text
+	LANGUAGE C STABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_module_version';
+COMMENT ON FUNCTION dpml.module_version() IS
+'version of the C module that this session has loaded; dpml doctor compares it with that of the SQL';
+
 -- Predictions, for everyone who may read dpml.models
 
 CREATE FUNCTION dpml.predict(model text, r record) RETURNS text
@@ -657,7 +662,8 @@ WHEN 'models' THEN
 A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.
 SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
 dpml models | show MODEL | report MODEL -o FILE.html | export MODEL --format json|sql | drop MODEL
-GRANT dpml_analyst TO bob lets bob read and apply models.'
+GRANT dpml_analyst TO bob lets bob read and apply models. dpml.module_version() is the version of the C module,
+which dpml doctor compares with that of the SQL and of the command.'
 WHEN 'ledger' THEN
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
 SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* What loading the module does: it defines the settings. */
+/* What loading the module does: it defines the settings. And which version it is. */
 #include "dpml.h"
 
 #include <limits.h>
 
+#include "utils/builtins.h"
 #include "utils/guc.h"
 
+/* That of pg_dpml.control: a server can have the SQL of one version and the module of another. */
+#define DPML_VERSION "0.1.0"
+
 PG_MODULE_MAGIC;
+
+DPML_FUNCTION(dpml_module_version);
 
 extern PGDLLEXPORT void _PG_init(void);
 
@@ -21,4 +27,11 @@ _PG_init(void)
 							&dpml_work_mem, 1024 * 1024, 64, MAX_KILOBYTES,
 							PGC_USERSET, GUC_UNIT_KB, NULL, NULL, NULL);
 	MarkGUCPrefixReserved("dpml");
+}
+
+/* () */
+Datum
+dpml_module_version(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_TEXT_P(cstring_to_text(DPML_VERSION));
 }

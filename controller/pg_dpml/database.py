@@ -11,10 +11,10 @@ from __future__ import annotations
 import ipaddress
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,7 @@ class SourceTable:
 
 
 Query = sql.SQL | sql.Composed
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,16 @@ class Session:
                 "WHERE pg_catalog.current_setting('synchronous_commit') = 'off'"
             )
         )
+
+    def attempt(self, queries: Callable[[], _Answer]) -> _Answer | DpmlError:
+        """Run queries of which an error of the server undoes them alone, and is returned."""
+        try:
+            with self.driver.transaction():  # a savepoint
+                return queries()
+        except psycopg.Error as error:
+            if self.driver.closed:
+                raise
+            return _translate(error, self.driver.info.user)
 
     @contextmanager
     def discarded(self) -> Iterator[None]:
@@ -539,7 +550,8 @@ def _in_our_words(error: BaseException | None, role: str, *, connected: bool) ->
         and "dpml." in primary
     ):
         return SpecError(
-            f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml"
+            f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml; "
+            "if it is, dpml doctor compares versions"
         )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return SpecError(primary + _grant(primary, role))

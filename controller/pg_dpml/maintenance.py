@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from pg_dpml.database import Session, sql
+from pg_dpml.database import Session, sql, verbatim
+from pg_dpml.errors import DpmlError
 
 __all__ = ["Check", "WorkTable", "drop_work_tables", "examine", "versions", "work_tables"]
 
@@ -17,13 +19,18 @@ OLDEST_SERVER = 150000
 
 ROLES = ("dpml_curator", "dpml_analyst")
 
-CURATOR_RIGHTS = """
-pg_catalog.has_any_column_privilege('dpml.ledger', 'INSERT')
-AND pg_catalog.has_table_privilege('dpml.models', 'SELECT')
-AND pg_catalog.has_any_column_privilege('dpml.models', 'INSERT')
-AND pg_catalog.has_schema_privilege('dpml_work', 'CREATE')
-AND pg_catalog.has_function_privilege('dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb)', 'EXECUTE')
-"""
+BUILD = "make -C udas install PG_CONFIG=... in the sources"
+"""How the server's files are installed, by its administrator."""
+
+CURATOR_RIGHTS = {
+    "INSERT ON dpml.ledger": "pg_catalog.has_any_column_privilege('dpml.ledger', 'INSERT')",
+    "SELECT ON dpml.models": "pg_catalog.has_table_privilege('dpml.models', 'SELECT')",
+    "INSERT ON dpml.models": "pg_catalog.has_any_column_privilege('dpml.models', 'INSERT')",
+    "CREATE ON SCHEMA dpml_work": "pg_catalog.has_schema_privilege('dpml_work', 'CREATE')",
+    "EXECUTE ON FUNCTION dpml.sgd_epoch": "pg_catalog.has_function_privilege("
+    "'dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb)', 'EXECUTE')",
+}
+"""What a run needs, and how to ask for it."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +77,27 @@ class WorkTable:
     ours: bool
 
 
-def examine(session: Session) -> list[Check]:
-    """Every check, in the order in which they make sense; reads no row of a user's table."""
+def examine(session: Session, table: str | None = None) -> list[Check]:
+    """Every check, in the order in which they make sense; reads no row of a user's table.
+
+    Parameters
+    ----------
+    session : Session
+    table : str or None
+        A table whose rights are examined too.
+
+    Raises
+    ------
+    SpecError
+        If there is no such table.
+    """
     checks = [_server(session), _writable(session), _encryption(session), _pooler(session)]
     extension = _extension(session)
     checks.append(extension)
-    if _installed(session) is None:
-        return checks
-    follow_ups: list[Callable[[Session], Check]] = [_module, _roles, _rights, _left_behind]
-    return checks + [check(session) for check in follow_ups]
+    if _installed(session) is not None:
+        follow_ups: list[Callable[[Session], Check]] = [_module, _roles, _rights, _left_behind]
+        checks += [check(session) for check in follow_ups]
+    return checks if table is None else [*checks, _readable(session, table)]
 
 
 def versions(session: Session) -> dict[str, str]:
@@ -114,7 +133,8 @@ def _writable(session: Session) -> Check:
         )
     )
     if standby:
-        return Check("writable", False, "a standby, which is read-only", "train on the primary")
+        fix = "train on the primary; models of the primary can be applied here, with dpml predict or in SQL"
+        return Check("writable", False, "a standby, which is read-only", fix)
     fix = "set default_transaction_read_only = off for this role or database"
     return Check("writable", not read_only, "read-only transactions" if read_only else "yes", fix)
 
@@ -142,37 +162,71 @@ def _pooler(session: Session) -> Check:
         "pooler",
         True,
         "a pooler stands between",
-        note="runs work in session and transaction mode, but Ctrl-C only cancels if the pooler passes it on",
+        note="runs work in session and transaction mode, not in statement mode, and Ctrl-C only cancels if "
+        "the pooler passes it on; a limit on idle transactions or on the length of a query ends a run",
     )
 
 
+def _is_older(one: str, other: str) -> bool:
+    """Whether a version comes before another: by the numbers in them."""
+    older, newer = ([int(number) for number in re.findall("[0-9]+", text)] for text in (one, other))
+    return older < newer
+
+
 def _extension(session: Session) -> Check:
-    package = version("pg_dpml")
-    installed = _installed(session)
+    """The extension in this database and its files on the server, against the version of this package."""
+    package, installed = version("pg_dpml"), _installed(session)
     rows = session.fetch(
         sql.SQL("SELECT default_version FROM pg_catalog.pg_available_extensions WHERE name = 'pg_dpml'")
     )
     available = str(rows[0][0]) if rows else None
+    build = f"on the server, {BUILD} of version {package}, then "
+    if installed is None:
+        create = "as a superuser, CREATE EXTENSION pg_dpml"
+        if available is not None and _is_older(package, available):
+            fix = f"install the package in version {available} here; then, {create}"
+        else:
+            fix = create if available == package else build + create
+        return Check("extension", False, f"not in this database{'' if available else ' or server'}", fix)
     if installed == package:
-        return Check("extension", True, f"version {installed}, as the package")
+        found = f"version {installed}, as the package"
+        if available == installed:
+            return Check("extension", True, found)
+        note = f"the server has the files of {available or 'no version'}: {BUILD} of version {installed}"
+        if available is not None and _is_older(installed, available):
+            note = f"version {available} is ready: ALTER EXTENSION pg_dpml UPDATE, and update the package too"
+        return Check("extension", True, found, note=note)
+    found = f"version {installed}, the package is {package}"
+    keep = f"install the package in version {installed} here"
+    if _is_older(package, installed):
+        return Check("extension", False, found, keep)
+    update = "as a superuser, ALTER EXTENSION pg_dpml UPDATE"
     if available != package:
-        fix = (
-            "build and install it on the server: make -C udas install PG_CONFIG=..., then "
-            + ("CREATE EXTENSION pg_dpml" if installed is None else "ALTER EXTENSION pg_dpml UPDATE")
-            + "; or install the package of the server's version"
-        )
-    elif installed is None:
-        fix = "as a superuser: CREATE EXTENSION pg_dpml"
-    else:
-        fix = "as a superuser: ALTER EXTENSION pg_dpml UPDATE"
-    found = "not in this database" if installed is None else f"version {installed}, the package is {package}"
-    return Check("extension", False, found, fix)
+        return Check("extension", False, found, f"{build}{update}; or {keep}")
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT FROM pg_catalog.pg_extension_update_paths('pg_dpml') "
+            "WHERE source = %(installed)s AND target = %(package)s AND path IS NOT NULL"
+        ),
+        {"installed": installed, "package": package},
+    )
+    if not rows:
+        return Check("extension", False, found, f"{keep}: no upgrade leads from {installed} to {package}")
+    return Check("extension", False, found, f"{update}; or {keep}")
 
 
 def _module(session: Session) -> Check:
-    """Whether the C module loads and answers."""
-    (capacity,) = session.fetch_one(sql.SQL("SELECT dpml.block_capacity('dense', 50, 50)"))
-    return Check("module", capacity > 0, "the server module answers", "install the extension again")
+    """Whether the C module loads, and is of the same version as the SQL in this database."""
+    installed = _installed(session)
+    answer = session.attempt(lambda: session.fetch_one(sql.SQL("SELECT dpml.module_version()")))
+    fix = f"on the server, {BUILD} of version {installed}; or as a superuser, ALTER EXTENSION pg_dpml UPDATE"
+    if isinstance(answer, DpmlError):
+        reason = str(answer).partition(": is the extension")[0]
+        return Check("module", False, f"the server module does not answer: {reason}", fix)
+    (module,) = answer
+    if module == installed:
+        return Check("module", True, f"version {module}, as its SQL")
+    return Check("module", False, f"version {module}, its SQL in this database is {installed}", fix)
 
 
 def _roles(session: Session) -> Check:
@@ -190,16 +244,22 @@ def _roles(session: Session) -> Check:
 
 
 def _rights(session: Session) -> Check:
-    role, curator, analyst = session.fetch_one(
+    tests = sql.SQL(", ").join(verbatim(test) for test in CURATOR_RIGHTS.values())
+    role, curator, *held = session.fetch_one(
         sql.SQL(
-            "SELECT current_user, (" + CURATOR_RIGHTS + "), "
-            "pg_catalog.has_table_privilege('dpml.models', 'SELECT')"
+            "SELECT pg_catalog.quote_ident(current_user), EXISTS (SELECT FROM pg_catalog.pg_roles AS r "
+            "WHERE r.rolname = 'dpml_curator' AND pg_catalog.pg_has_role(r.oid, 'USAGE')), "
         )
+        + tests
     )
-    if curator:
+    missing = [right for right, holds in zip(CURATOR_RIGHTS, held, strict=True) if not holds]
+    if not missing:
         return Check("rights", True, f"{role} may train and apply models")
+    if curator:
+        fix = "; ".join(f"GRANT {right} TO dpml_curator" for right in missing)
+        return Check("rights", False, f"dpml_curator, as which {role} acts, lacks rights it came with", fix)
     advice = f"to train: GRANT dpml_curator TO {role}"
-    if analyst:
+    if "SELECT ON dpml.models" not in missing:
         return Check("rights", True, f"{role} may apply models, not train", note=advice)
     return Check(
         "rights",
@@ -209,13 +269,45 @@ def _rights(session: Session) -> Check:
     )
 
 
+def _readable(session: Session, table: str) -> Check:
+    """Whether this role may read a table, which no role of the extension gives it."""
+    source = session.attempt(lambda: session.relation(table))
+    if isinstance(source, DpmlError):
+        reason, _, fix = str(source).partition(": it takes ")
+        return Check("table", False, reason, fix or "ask its owner")
+    role, name, refused = session.fetch_one(
+        sql.SQL(
+            "SELECT pg_catalog.quote_ident(current_user), "
+            "pg_catalog.format('%%I.%%I', n.nspname, c.relname), ARRAY("
+            "SELECT a.attname::text FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid "
+            "AND a.attnum > 0 AND NOT a.attisdropped "
+            "AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT') ORDER BY a.attnum) "
+            "FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE c.oid = %(oid)s"
+        ),
+        {"oid": source.oid},
+    )
+    if source.row_security:
+        fix = f"train on a table without, made by a role that sees all rows: CREATE TABLE ... AS TABLE {name}"
+        return Check("table", False, f"{name} has row-level security", fix)
+    if len(refused) == len(source.columns):
+        fix = f"GRANT SELECT ON {name} TO {role}, by its owner"
+        return Check("table", False, f"{role} may not read {name}", fix)
+    if refused:
+        note = f"all but {', '.join(refused)}, which no spec can name then"
+        return Check("table", True, f"{role} may read columns of {name}", note=note)
+    return Check("table", True, f"{role} may read {name}")
+
+
 def _left_behind(session: Session) -> Check:
     tables = work_tables(session)
     orphans = [table for table in tables if not table.in_use]
     if orphans:
         size = sum(table.bytes for table in orphans) / 2**20
         found = f"{len(orphans)} tables left in dpml_work, {size:.1f} MB, with un-noised rows or weights"
-        return Check("work tables", False, found, "dpml cleanup")
+        others = sorted({table.owner for table in orphans if not table.ours})
+        fix = f"dpml cleanup, as a superuser or as {', '.join(others)}" if others else "dpml cleanup"
+        return Check("work tables", False, found, fix)
     advice = "a file copy of the server taken during a run may hold its rows; a dump does not"
     return Check("work tables", True, "of live runs only" if tables else "none left", note=advice)
 

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
+from typer.testing import CliRunner
 
 from catalogs import Snapshot, differences, snapshot
+from pg_dpml import maintenance
+from pg_dpml.cli import app
+from pg_dpml.embedded import EmbeddedServer
 from pg_dpml.extension import Sources
 from sqltools import scalar
 
@@ -104,8 +113,6 @@ def installed(connection: psycopg.Connection, *statements: str, name: str = "pg_
     """What an extension consists of after some statements, which are undone."""
     connection.execute("BEGIN")
     try:
-        # A released script may name C functions that a newer module has no longer.
-        connection.execute("SET LOCAL check_function_bodies = off")
         connection.execute("SET LOCAL client_min_messages = warning")
         connection.execute(f"DROP EXTENSION IF EXISTS {name} CASCADE".encode())
         connection.execute("DROP SCHEMA IF EXISTS dpml CASCADE")
@@ -205,6 +212,7 @@ FORGOTTEN = {
 }
 
 
+@pytest.mark.one_major
 def test_whatever_an_upgrade_forgets_is_found(connection: psycopg.Connection, put: Put) -> None:
     """A change at a time: made by the upgrade, the two are equal; forgotten, a difference is found."""
     put("probe.control", "default_version = '0'\nrelocatable = false\nschema = probe\n")
@@ -223,3 +231,156 @@ def test_whatever_an_upgrade_forgets_is_found(connection: psycopg.Connection, pu
         fresh = probe(str(number))
         assert differences(old, fresh) != [], name
         assert differences(probe("0", f"ALTER EXTENSION probe UPDATE TO '{number}'"), fresh) == [], name
+
+
+# The doctor
+
+
+@pytest.fixture
+def doctor(database: str) -> Callable[..., dict[str, dict[str, Any]]]:
+    """Findings by name, of a role or of another server, and the exit code under ""."""
+
+    def run(*arguments: str, dsn: str = database, user: str = "postgres") -> dict[str, dict[str, Any]]:
+        dsn = dsn.replace("user='postgres'", f"user='{user}'")
+        result = CliRunner().invoke(app, ["doctor", "--format", "json", "--dsn", dsn, *arguments])
+        assert result.stderr == ""
+        record = json.loads(result.stdout)
+        assert record["ok"] == (result.exit_code == 0) == all(check["ok"] for check in record["checks"])
+        assert all(check["fix"] for check in record["checks"] if not check["ok"])
+        return {check["name"]: check for check in record["checks"]}
+
+    return run
+
+
+Doctor = Callable[..., dict[str, dict[str, Any]]]
+
+
+def wrong(findings: dict[str, dict[str, Any]]) -> list[str]:
+    return [name for name, check in findings.items() if not check["ok"]]
+
+
+def test_the_module_says_its_version(connection: psycopg.Connection, doctor: Doctor) -> None:
+    now = Sources.find().version()
+    assert scalar(connection, "SELECT dpml.module_version()") == now
+    assert doctor()["module"]["found"] == f"version {now}, as its SQL"
+
+
+@pytest.mark.parametrize(
+    ("package", "installed", "files", "fix"),
+    [
+        (
+            "0.2.0",
+            "0.1.0",
+            "0.1.0",
+            "in the sources of version 0.2.0, then as a superuser, ALTER EXTENSION pg_dpml UPDATE",
+        ),
+        ("0.2.0", "0.1.0", "0.2.0", "ALTER EXTENSION pg_dpml UPDATE"),
+        ("0.2.0", "0.1.0", "0.2.0 without an upgrade", "no upgrade leads from 0.1.0 to 0.2.0"),
+        ("0.9.0", "0.10.0", "0.10.0", "install the package in version 0.10.0 here"),
+        ("0.2.0", None, "0.2.0", "CREATE EXTENSION pg_dpml"),
+        ("0.2.0", None, "0.1.0", "then as a superuser, CREATE EXTENSION pg_dpml"),
+        ("0.2.0", None, None, "then as a superuser, CREATE EXTENSION pg_dpml"),
+        ("0.1.0", None, "0.2.0", "install the package in version 0.2.0 here"),
+    ],
+)
+def test_the_doctor_explains_versions(
+    monkeypatch: pytest.MonkeyPatch, package: str, installed: str | None, files: str | None, fix: str
+) -> None:
+    """Package, SQL in the database, files on the server: each combination has its own way out."""
+
+    def fetch(query: sql.Composable, parameters: object = None) -> list[tuple[str, ...]]:
+        text = query.as_string()
+        if "pg_extension_update_paths" in text:
+            return [] if files and "without" in files else [()]
+        value = files and files.split()[0] if "pg_available_extensions" in text else installed
+        return [(value,)] if value else []
+
+    monkeypatch.setattr(maintenance, "version", lambda name: package)
+    check = maintenance._extension(SimpleNamespace(fetch=fetch))  # type: ignore[arg-type]
+    assert not check.ok
+    assert fix in check.fix
+    monkeypatch.setattr(maintenance, "version", lambda name: installed)
+    if installed is not None:
+        same = maintenance._extension(SimpleNamespace(fetch=fetch))  # type: ignore[arg-type]
+        assert same.ok
+        assert ("is ready" in same.note) == (files != installed)
+
+
+@pytest.mark.one_major
+def test_the_doctor_finds_a_module_of_another_version(
+    connection: psycopg.Connection, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lacks a function of the SQL, none at all, and one that says another number."""
+    connection.execute("SET allow_system_table_mods = on")  # CREATE FUNCTION would look for the function
+    change = "UPDATE pg_proc SET {} WHERE oid = 'dpml.module_version()'::regprocedure"
+    right = "prosrc = 'dpml_module_version', probin = '$libdir/pg_dpml', prolang = 13"
+    for instead, found in (
+        ("prosrc = 'dpml_of_tomorrow'", "could not find function"),
+        ("probin = '$libdir/gone'", "could not access file"),
+        (
+            "prosrc = $$SELECT '0.0.9'$$, probin = NULL, prolang = 14",
+            "version 0.0.9, its SQL in this database",
+        ),
+    ):
+        connection.execute(change.format(instead).encode())
+        try:
+            findings = doctor()
+        finally:
+            connection.execute(change.format(right).encode())
+        assert wrong(findings) == ["module"]
+        assert found in findings["module"]["found"]
+        assert "ALTER EXTENSION pg_dpml UPDATE" in findings["module"]["fix"]
+    assert wrong(doctor()) == []
+    monkeypatch.setattr(maintenance, "version", lambda name: "9.0")
+    assert wrong(doctor()) == ["extension"]
+
+
+@pytest.mark.one_major
+def test_the_doctor_names_the_grant_that_is_missing(connection: psycopg.Connection, doctor: Doctor) -> None:
+    connection.execute("CREATE SCHEMA ward; CREATE TABLE ward.visits (a int, b int)")
+    connection.execute("CREATE ROLE nurse LOGIN")
+    findings: dict[str, dict[str, Any]] = {}
+    try:
+        for grant, bad in (
+            ("SELECT", ["rights", "table"]),
+            ("GRANT dpml_curator TO nurse", ["table"]),
+            ("GRANT USAGE ON SCHEMA ward TO nurse", ["table"]),
+            ("GRANT SELECT ON ward.visits TO nurse", []),
+            ("ALTER TABLE ward.visits ENABLE ROW LEVEL SECURITY", ["table"]),
+        ):
+            if grant.startswith("GRANT"):
+                assert any(grant in check["fix"].replace('"', "") for check in findings.values())
+            connection.execute(grant.encode())
+            findings = doctor("--table", "ward.visits", user="nurse")
+            assert wrong(findings) == bad, grant
+        assert "row-level security" in findings["table"]["found"]
+        connection.execute("ALTER TABLE ward.visits DISABLE ROW LEVEL SECURITY")
+        connection.execute(
+            "REVOKE SELECT ON ward.visits FROM nurse; GRANT SELECT (a) ON ward.visits TO nurse"
+        )
+        assert "all but b" in doctor("--table", "ward.visits", user="nurse")["table"]["note"]
+        connection.execute("REVOKE CREATE ON SCHEMA dpml_work FROM dpml_curator")
+        assert doctor(user="nurse")["rights"]["fix"] == "GRANT CREATE ON SCHEMA dpml_work TO dpml_curator"
+        connection.execute("GRANT CREATE ON SCHEMA dpml_work TO dpml_curator")
+        connection.execute("CREATE TABLE dpml_work.blocks_dead (block bytea)")
+        assert doctor(user="nurse")["work tables"]["fix"] == "dpml cleanup, as a superuser or as postgres"
+        assert doctor()["work tables"]["fix"] == "dpml cleanup"
+    finally:
+        connection.execute("DROP TABLE IF EXISTS dpml_work.blocks_dead; DROP SCHEMA ward CASCADE")
+        connection.execute("GRANT CREATE ON SCHEMA dpml_work TO dpml_curator; DROP ROLE nurse")
+
+
+@pytest.mark.one_major
+def test_the_doctor_knows_a_standby(server: EmbeddedServer, doctor: Doctor) -> None:
+    """A server that replays for ever, as a replica does."""
+    with tempfile.TemporaryDirectory(prefix="dpml-test-", dir="/var/tmp") as place:
+        Path(place).chmod(0o755)
+        with EmbeddedServer(Path(place) / "server", server.major) as primary:
+            with psycopg.connect(primary.dsn) as connection:
+                connection.execute("CREATE EXTENSION pg_dpml")
+            data = primary.log_path.parent / "data"
+        (data / "standby.signal").touch()
+        with EmbeddedServer(Path(place) / "server", server.major) as standby:
+            findings = doctor(dsn=standby.dsn)
+    assert wrong(findings) == ["writable"]
+    assert "train on the primary" in findings["writable"]["fix"]

@@ -354,6 +354,7 @@ def test_everything_is_documented_and_closed(connection: psycopg.Connection) -> 
         "block_capacity",
         "help",
         "label",
+        "module_version",
         "predict",
         "predict_proba",
         "predict_value",

@@ -136,11 +136,14 @@ def report(
 
 
 @command
-def doctor(output: Output) -> None:
+def doctor(
+    output: Output,
+    table: Annotated[str | None, typer.Option(help="A table to train on: may this role read it?")] = None,
+) -> None:
     """Examine server, extension, rights and connection; exit code 1 if something is wrong."""
     # Nothing secret crosses the network here, so that a missing TLS can be reported.
     with Database(output.dsn, insecure=True).session() as session:
-        checks = maintenance.examine(session)
+        checks = maintenance.examine(session, table)
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
