@@ -28,6 +28,7 @@ from pg_dpml.extension import (
     build_module,
     copy_extension,
     pg_config_paths,
+    prebuilt_module,
     replace_file,
     stage_extension,
     tail,
@@ -84,7 +85,8 @@ class EmbeddedServer:
         Server settings, such as {"shared_buffers": "256MB"}.
     pg_config : Path or None
         The server to copy, if not the one that `find_pg_config` finds. One that
-        is not the wheel's gets its extension by PGXS.
+        is not the wheel's gets its extension by PGXS, unless the package has
+        a module for it.
     """
 
     def __init__(
@@ -234,9 +236,11 @@ class EmbeddedServer:
         """Build the extension and put it into the tree."""
         sources = Sources.find()
         with tempfile.TemporaryDirectory(prefix="build-", dir=self.folder) as scratch:
-            if wheel:
+            module = prebuilt_module(pg_config, sources)
+            if module is None and wheel:
                 caches = [user_cache(), self.folder / "modules"]
                 module = build_module(pg_config, sources, caches, Path(scratch))
+            if module is not None:
                 copy_extension(module, sources, tree.path("PKGLIBDIR"), tree.path("SHAREDIR"))
                 return
             stage_extension(pg_config, sources, Path(scratch))

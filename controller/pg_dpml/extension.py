@@ -3,7 +3,11 @@
 
 Two ways lead to one module from the same files with the same flags: cffi's
 compile step, which needs a C compiler and the server's headers, for the
-embedded server; and PGXS, the way of server administrators.
+embedded server; and PGXS, the way of server administrators. A wheel that was
+built with PG_DPML_PG_CONFIG carries modules for the servers named there, which
+are used before anything is compiled.
+
+`python -m pg_dpml.extension PG_CONFIG` installs into the server of that pg_config.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ __all__ = [
     "copy_extension",
     "install_extension",
     "pg_config_paths",
+    "prebuild",
+    "prebuilt_module",
     "replace_file",
     "stage_extension",
     "tail",
@@ -80,7 +86,8 @@ class Sources:
     def digest(self, *more: str) -> str:
         """A name for what compiling these sources gives; `more` says with what else."""
         digest = hashlib.sha256("\0".join([*COMPILE_FLAGS, *more]).encode())
-        for path in [*self.c_files(), *sorted(self.server.rglob("*.h"))]:
+        headers = sorted([*self.server.glob("*.h"), *(self.server / "kernels").glob("*.h")])
+        for path in [*self.c_files(), *headers]:
             content = path.read_bytes()
             digest.update(f"{path.relative_to(self.server)} {len(content)}\n".encode() + content)
         return digest.hexdigest()[:20]
@@ -96,6 +103,37 @@ def pg_config_paths(pg_config: Path) -> dict[str, str]:
         key.strip(): value.strip()
         for key, _, value in (line.partition("=") for line in run.stdout.splitlines())
     }
+
+
+def _prebuilt(pg_config: Path, sources: Sources) -> str:
+    """File name of a module in a wheel: a server loads any that was built for its major version."""
+    [major] = re.findall(r"PostgreSQL (\d+)", pg_config_paths(pg_config)["VERSION"])
+    return f"pg_dpml-{major}-{sources.digest(major, sysconfig.get_platform())}.so"
+
+
+def prebuilt_module(pg_config: Path, sources: Sources) -> Path | None:
+    """The module for a server that the package carries, if it was built with one from these very sources."""
+    module = sources.server / "prebuilt" / _prebuilt(pg_config, sources)
+    return module if module.is_file() else None
+
+
+def prebuild(pg_configs: Iterable[Path], sources: Sources, server: Path) -> None:
+    """Compile modules for some servers into a package that is being built.
+
+    Parameters
+    ----------
+    pg_configs : iterable of Path
+        The servers' pg_config; one of each major version is enough.
+    sources : Sources
+        What to compile.
+    server : Path
+        The folder that will be `Sources.server` of the package.
+    """
+    (server / "prebuilt").mkdir(exist_ok=True)
+    for pg_config in pg_configs:
+        with tempfile.TemporaryDirectory(prefix="dpml-") as scratch:
+            module = build_module(pg_config, sources, [], Path(scratch))
+            replace_file(module, server / "prebuilt" / _prebuilt(pg_config, sources))
 
 
 def build_module(pg_config: Path, sources: Sources, caches: Iterable[Path | None], scratch: Path) -> Path:
@@ -222,17 +260,23 @@ def stage_extension(pg_config: Path, sources: Sources, folder: Path) -> None:
 
 
 def install_extension(pg_config: Path) -> None:
-    """Build by PGXS and install into the server that `pg_config` belongs to.
+    """Install into the server that `pg_config` belongs to, whose folders must be ours to write into.
 
-    The same as `make -C udas install` in a checkout. Needs make, a C compiler,
-    the server's development files, and the right to write into its folders.
+    Without a module for it in the package it is built by PGXS, as by
+    `make -C udas install` in a checkout: that needs make, a C compiler and the
+    server's development files.
     """
     paths = pg_config_paths(pg_config)
     for key in ("PKGLIBDIR", "SHAREDIR"):
         if not os.access(paths[key], os.W_OK):
             raise DpmlError(f"{paths[key]} cannot be written: run as the account that installed PostgreSQL")
+    sources = Sources.find()
+    module = prebuilt_module(pg_config, sources)
+    if module is not None:
+        copy_extension(module, sources, Path(paths["PKGLIBDIR"]), Path(paths["SHAREDIR"]))
+        return
     with tempfile.TemporaryDirectory(prefix="dpml-") as scratch:
-        _pgxs(pg_config, Sources.find(), Path(scratch), [])
+        _pgxs(pg_config, sources, Path(scratch), [])
 
 
 def _pgxs(pg_config: Path, sources: Sources, scratch: Path, variables: list[str]) -> None:
@@ -283,3 +327,18 @@ def _first_error(log: str, lines: int = 20) -> str:
 def tail(text: str, lines: int = 25) -> str:
     """The last lines of a log, for an error message."""
     return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _main(*arguments: str) -> int:
+    try:
+        if len(arguments) != 1:
+            raise SpecError("say which server: python -m pg_dpml.extension /path/to/its/pg_config")
+        install_extension(Path(arguments[0]))
+    except DpmlError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +21,10 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from catalogs import Snapshot, differences, snapshot
-from pg_dpml import maintenance
+from pg_dpml import extension, maintenance
 from pg_dpml.cli import app
-from pg_dpml.embedded import EmbeddedServer
-from pg_dpml.extension import Sources
+from pg_dpml.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.extension import Sources, prebuilt_module
 from sqltools import scalar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -231,6 +235,95 @@ def test_whatever_an_upgrade_forgets_is_found(connection: psycopg.Connection, pu
         fresh = probe(str(number))
         assert differences(old, fresh) != [], name
         assert differences(probe("0", f"ALTER EXTENSION probe UPDATE TO '{number}'"), fresh) == [], name
+
+
+# Distributions
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    """What a program prints in an environment without ours; it must succeed."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "PYTHON"))}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=plain | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.one_major
+def test_a_module_of_the_package_is_taken_for_its_server_and_sources_only(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    pg_config = find_pg_config(server.major)
+    sources = Sources(tmp_path / "udas", tmp_path / "sql")
+    shutil.copytree(Sources.find().server, sources.server)
+    assert prebuilt_module(pg_config, sources) is None
+    (sources.server / "prebuilt").mkdir()
+    module = sources.server / "prebuilt" / extension._prebuilt(pg_config, sources)
+    module.touch()
+    assert prebuilt_module(pg_config, sources) == module
+    assert prebuilt_module(find_pg_config(18 if server.major == 16 else 16), sources) is None
+    with (sources.server / "kernels" / "block.h").open("a") as header:
+        header.write("/* newer */\n")
+    assert prebuilt_module(pg_config, sources) is None
+
+
+def test_installing_needs_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (([], "say which server"), ([str(tmp_path / "pg_config")], "does not run")):
+        assert extension._main(*arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+STARTED = """
+import sys, psycopg
+from pg_dpml import extension
+from pg_dpml.embedded import EmbeddedServer
+assert str(extension.Sources.find().server).startswith(sys.argv[1]), extension.Sources.find()
+with EmbeddedServer(major=int(sys.argv[2])) as server, psycopg.connect(server.dsn) as connection:
+    connection.execute("CREATE EXTENSION pg_dpml")
+    print(connection.execute("SELECT dpml.module_version()").fetchone()[0])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.one_major
+def test_a_wheel_with_a_module_needs_no_compiler(server: EmbeddedServer, tmp_path: Path) -> None:
+    """From the checkout to an sdist, a wheel, an installed package, a server of its own and one of others."""
+    build = "import setuptools.build_meta as b, sys; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+    copy = tmp_path / "copy"
+    for name in ("controller", "udas", "sql"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.o", "*.so", "__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    archive = run(sys.executable, "-c", build, "sdist", tmp_path, cwd=copy).split()[-1]
+    shutil.unpack_archive(tmp_path / archive, tmp_path / "sdist")
+    [unpacked] = (tmp_path / "sdist").iterdir()
+    pg_config = find_pg_config(server.major)
+    wheel = run(
+        *(sys.executable, "-c", build, "wheel", tmp_path), cwd=unpacked, PG_DPML_PG_CONFIG=str(pg_config)
+    ).split()[-1]
+    target = tmp_path / "target"
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target)
+    run(*pip, tmp_path / wheel, cwd=tmp_path)
+    now = Sources.find().version()
+    bare = {"PYTHONPATH": str(target), "PATH": str(tmp_path), "CC": "no-such-compiler"}
+    bare["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    assert run(sys.executable, "-c", STARTED, target, server.major, cwd=tmp_path, **bare) == now
+    # A server as its administrator has it, with all its files and without the extension.
+    root = tmp_path / "site"
+    shutil.copytree(pg_config.parents[1], root / pg_config.parents[1].name, symlinks=True)
+    installed = root / pg_config.relative_to(pg_config.parents[2])
+    paths = extension.pg_config_paths(installed)
+    run(sys.executable, "-m", "pg_dpml.extension", installed, cwd=tmp_path, **bare)
+    [module] = (target / "pg_dpml" / "_server" / "prebuilt").iterdir()
+    assert Path(paths["PKGLIBDIR"], "pg_dpml.so").read_bytes() == module.read_bytes()
+    assert Path(paths["SHAREDIR"], "extension", f"pg_dpml--{now}.sql").is_file()
 
 
 # The doctor
