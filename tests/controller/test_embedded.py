@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -140,42 +138,6 @@ def test_install_needs_the_right_to_write(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(DpmlError, match="cannot be written"):
         extension.install_extension(find_pg_config(16))
-
-
-@pytest.mark.slow
-def test_distributions_carry_the_sources(tmp_path: Path) -> None:
-    """An sdist builds a wheel, and both have what compiling the server module needs."""
-    build = "import setuptools.build_meta as b, sys; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
-    copy = tmp_path / "copy"
-    for name in ("controller", "udas", "sql"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.o", "*.so", "__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    command = [sys.executable, "-c", build, "sdist", str(tmp_path)]
-    run = subprocess.run(command, cwd=copy, capture_output=True, check=True)
-    (tmp_path / "sdist").mkdir()
-    archive = tmp_path / run.stdout.split()[-1].decode()
-    subprocess.run(["tar", "-xzf", archive, "-C", tmp_path / "sdist"], check=True)
-    [unpacked] = (tmp_path / "sdist").iterdir()
-    run = subprocess.run(
-        [sys.executable, "-c", build, "wheel", tmp_path], cwd=unpacked, capture_output=True, check=True
-    )
-    with zipfile.ZipFile(tmp_path / run.stdout.split()[-1].decode()) as wheel:
-        names = set(wheel.namelist())
-    expected = {
-        "pg_dpml/data/adult.toml",
-        "pg_dpml/data/adult_train.csv.gz",
-        "pg_dpml/data/README.md",
-        "pg_dpml/privacy/README.md",
-        "pg_dpml/py.typed",
-        "pg_dpml/_server/Makefile",
-        "pg_dpml/_server/pg_dpml.control",
-        "pg_dpml/_sql/pg_dpml.sql",
-        *(f"pg_dpml/_server/{path.relative_to(ROOT / 'udas')}" for path in (ROOT / "udas").rglob("*.[ch]")),
-        *(str(path.relative_to(ROOT / "controller")) for path in (ROOT / "controller").rglob("*.py")),
-    }
-    assert expected <= names
-    assert any(name.startswith("pg_dpml/_kernels.") for name in names)
 
 
 def test_package_version_is_the_extension_version() -> None:

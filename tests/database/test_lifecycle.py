@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -291,26 +292,56 @@ with EmbeddedServer(major=int(sys.argv[2])) as server, psycopg.connect(server.ds
 """
 
 
-@pytest.mark.long
-@pytest.mark.one_major
-def test_a_wheel_with_a_module_needs_no_compiler(server: EmbeddedServer, tmp_path: Path) -> None:
-    """From the checkout to an sdist, a wheel, an installed package, a server of its own and one of others."""
-    build = "import setuptools.build_meta as b, sys; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+def built(kind: str, source: Path, target: Path, **environment: str) -> Path:
+    """An sdist or a wheel of a folder, by the build backend itself: nothing is downloaded."""
+    step = "import setuptools.build_meta as b, sys; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+    return target / run(sys.executable, "-c", step, kind, target, cwd=source, **environment).split()[-1]
+
+
+@pytest.fixture
+def sdist(tmp_path: Path) -> Path:
+    """What is in an sdist of the checkout."""
     copy = tmp_path / "copy"
     for name in ("controller", "udas", "sql"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.o", "*.so", "__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    archive = run(sys.executable, "-c", build, "sdist", tmp_path, cwd=copy).split()[-1]
-    shutil.unpack_archive(tmp_path / archive, tmp_path / "sdist")
+    (tmp_path / "sdist").mkdir()
+    run("tar", "-xzf", built("sdist", copy, tmp_path), "-C", tmp_path / "sdist", cwd=tmp_path)
     [unpacked] = (tmp_path / "sdist").iterdir()
+    return unpacked
+
+
+@pytest.mark.slow
+def test_distributions_carry_the_sources(sdist: Path, tmp_path: Path) -> None:
+    """An sdist builds a wheel, and both have what compiling the server module needs."""
+    with zipfile.ZipFile(built("wheel", sdist, tmp_path)) as wheel:
+        names = set(wheel.namelist())
+    expected = {
+        "pg_dpml/data/adult.toml",
+        "pg_dpml/data/adult_train.csv.gz",
+        "pg_dpml/data/README.md",
+        "pg_dpml/privacy/README.md",
+        "pg_dpml/py.typed",
+        "pg_dpml/_server/Makefile",
+        "pg_dpml/_server/pg_dpml.control",
+        "pg_dpml/_sql/pg_dpml.sql",
+        *(f"pg_dpml/_server/{path.relative_to(ROOT / 'udas')}" for path in (ROOT / "udas").rglob("*.[ch]")),
+        *(str(path.relative_to(ROOT / "controller")) for path in (ROOT / "controller").rglob("*.py")),
+    }
+    assert expected <= names
+    assert any(name.startswith("pg_dpml/_kernels.") for name in names)
+
+
+@pytest.mark.long
+@pytest.mark.one_major
+def test_a_wheel_with_a_module_needs_no_compiler(server: EmbeddedServer, sdist: Path, tmp_path: Path) -> None:
+    """From the checkout to an sdist, a wheel, an installed package, a server of its own and one of others."""
     pg_config = find_pg_config(server.major)
-    wheel = run(
-        *(sys.executable, "-c", build, "wheel", tmp_path), cwd=unpacked, PG_DPML_PG_CONFIG=str(pg_config)
-    ).split()[-1]
+    wheel = built("wheel", sdist, tmp_path, PG_DPML_PG_CONFIG=str(pg_config))
     target = tmp_path / "target"
     pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target)
-    run(*pip, tmp_path / wheel, cwd=tmp_path)
+    run(*pip, wheel, cwd=tmp_path)
     now = Sources.find().version()
     bare = {"PYTHONPATH": str(target), "PATH": str(tmp_path), "CC": "no-such-compiler"}
     bare["XDG_CACHE_HOME"] = str(tmp_path / "cache")
