@@ -25,7 +25,14 @@ from psycopg.adapt import Dumper
 from psycopg.types.json import Jsonb
 from sqlalchemy.pool import NullPool
 
-from pg_dpml.errors import CommitLostError, DpmlError, RunInterrupted, SpecError, UnavailableError
+from pg_dpml.errors import (
+    CommitLostError,
+    DpmlError,
+    GuaranteeError,
+    RunInterrupted,
+    SpecError,
+    UnavailableError,
+)
 
 __all__ = [
     "ColumnType",
@@ -39,6 +46,7 @@ __all__ = [
     "verbatim",
 ]
 
+_SAFE_PATH = "pg_catalog, pg_temp"
 _READ_ONLY = "25006"
 _MISSING_SCHEMA = "3F000"
 
@@ -126,7 +134,7 @@ class SourceTable:
     schema: str
     name: str
     kind: str  # pg_class.relkind
-    row_security: bool
+    row_security: bool  # its own, or of a table that it shows as a view
     columns: Mapping[str, ColumnType] = field(repr=False)
 
     @property
@@ -161,16 +169,55 @@ class _Float8ArrayDumper(Dumper):
 
 
 class Session:
-    """One open connection and its transaction; SQL comes in as `psycopg.sql`, never as a plain f-string."""
+    """One open connection and its transaction; SQL comes in as `psycopg.sql`, never as a plain f-string.
 
-    def __init__(self, connection: sa.Connection) -> None:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)  # Database refuses other drivers
+    Names in it are looked up in pg_catalog alone, so that no schema of the role's search_path can put
+    an operator, a function or a type of its own in their place; `owners_path` is for the owner's SQL.
+    """
+
+    def __init__(self, connection: sa.Connection, driver: psycopg.Connection[Any]) -> None:
         driver.adapters.register_dumper(_Float8Array, _Float8ArrayDumper)
         self.connection = connection
-        self.driver: psycopg.Connection[Any] = driver
+        self.driver = driver
         self.at_stake: str | None = None
         """What is said where it is not known whether the transaction was committed; see `must_last`."""
+        (self._path,) = self.fetch_one(sql.SQL("SELECT pg_catalog.current_setting('search_path')"))
+        self._settle()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One transaction of a session at isolation AUTOCOMMIT, which has none of its own."""
+        with self.driver.transaction():
+            self._settle()
+            yield
+
+    def _settle(self) -> None:
+        # Local, here and below: a pooler in transaction mode gives the connection to others.
+        self._search(_SAFE_PATH)
+        self.fetch(sql.SQL("SELECT pg_catalog.set_config('row_security', 'on', true)"))
+
+    def _search(self, path: str) -> None:
+        self.fetch(sql.SQL("SELECT pg_catalog.set_config('search_path', %(path)s, true)"), {"path": path})
+
+    @contextmanager
+    def owners_path(self) -> Iterator[None]:
+        """A part whose statements read the owner's table, by a filter or view that may use the role's path.
+
+        pg_catalog stays in front. Functions must be qualified even so, and operators be built in for
+        exactly the types they get: a closer match in another schema would be taken for them. An
+        exception undoes the whole transaction.
+        """
+        own = [self._path] if self._path.strip() else []
+        self._search(", ".join(["pg_catalog", *own, "pg_temp"]))
+        yield
+        self._search(_SAFE_PATH)
+
+    @contextmanager
+    def role_path(self) -> Iterator[None]:
+        """A part that looks up names as a user wrote them; functions must be qualified, operators absent."""
+        self._search(self._path)
+        yield
+        self._search(_SAFE_PATH)
 
     def execute(self, query: Query, parameters: Mapping[str, Any] | None = None) -> int:
         """Run one statement; the number of rows it touched. A percent sign in `sql.SQL` is written twice."""
@@ -242,13 +289,19 @@ class Session:
 
         Raises
         ------
+        GuaranteeError
+            If row-level security would hide rows of a table that the query reads, itself or by a view.
         SpecError
             With the text `failed` in place of a server's error that may quote a row.
         """
         # Without a row first: what that says of names, types and rights quotes none.
-        self.fetch(sql.SQL("EXPLAIN ") + query)
+        with self.owners_path():
+            self.execute(sql.SQL("SET LOCAL row_security = off"))  # an error in place of hidden rows
+            self.fetch(sql.SQL("EXPLAIN ") + query)
+            self.execute(sql.SQL("SET LOCAL row_security = on"))
         try:
-            return int(self.fetch_one(query)[0])
+            with self.owners_path():
+                return int(self.fetch_one(query)[0])
         except psycopg.OperationalError:  # no connection, cancelled, out of resources
             raise
         except psycopg.Error:
@@ -270,15 +323,29 @@ class Session:
         SpecError
             If there is no such table or view, or it may not be read.
         """
+        with self.role_path():
+            (named,) = self.fetch_one(
+                sql.SQL(
+                    "SELECT coalesce(CASE WHEN {folds} THEN pg_catalog.to_regclass(%(table)s) END, "
+                    "pg_catalog.to_regclass(pg_catalog.quote_ident(%(table)s)))::pg_catalog.oid"
+                ).format(folds=sql.Literal(_SQL_NAME.fullmatch(table) is not None)),
+                {"table": table},
+            )
         found = self.fetch(
             sql.SQL(
-                "SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relrowsecurity, "
+                "WITH RECURSIVE read (oid) AS (SELECT %(named)s::oid UNION SELECT d.refobjid FROM read r "
+                "JOIN pg_catalog.pg_class v ON v.oid = r.oid AND v.relkind = 'v' "
+                "JOIN pg_catalog.pg_rewrite w ON w.ev_class = v.oid "
+                "JOIN pg_catalog.pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid "
+                "AND d.refclassid = 'pg_class'::regclass) "
+                "SELECT c.oid, n.nspname, c.relname, c.relkind::text, "
+                "(SELECT pg_catalog.bool_or(t.relrowsecurity) "
+                "FROM read r JOIN pg_catalog.pg_class t ON t.oid = r.oid), "
                 "pg_catalog.pg_is_other_temp_schema(n.oid) "
                 "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-                "WHERE c.oid = coalesce(CASE WHEN {folds} THEN pg_catalog.to_regclass(%(table)s) END, "
-                "pg_catalog.to_regclass(pg_catalog.quote_ident(%(table)s)))"
-            ).format(folds=sql.Literal(_SQL_NAME.fullmatch(table) is not None)),
-            {"table": table},
+                "WHERE c.oid = %(named)s"
+            ),
+            {"named": named},
         )
         if (found and found[0][5]) or (not found and self._is_temporary_elsewhere(table)):
             raise SpecError(
@@ -292,6 +359,27 @@ class Session:
             )
         oid, schema, name, kind, row_security, _ = found[0]
         return SourceTable(oid, schema, name, kind, row_security, self._columns(oid))
+
+    def new_table(self, name: str) -> sql.Identifier:
+        """A new table's name, qualified: without a schema, by the one where the role creates tables.
+
+        Raises
+        ------
+        SpecError
+            If there is a relation of that name, or the role's search_path has no schema.
+        """
+        with self.role_path():
+            (current,) = self.fetch_one(sql.SQL("SELECT pg_catalog.current_schema()"))
+        *schema, table = name.split(".", 1)
+        if not schema and current is None:
+            raise SpecError(f"table {name}: no schema of the search_path exists here; write schema.{name}")
+        target = sql.Identifier(*(schema or [current]), table)
+        (taken,) = self.fetch_one(
+            sql.SQL("SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL"), {"name": target.as_string()}
+        )
+        if taken:
+            raise SpecError(f"table {name} exists: choose another name for --into, or drop it first")
+        return target
 
     def _is_temporary_elsewhere(self, table: str) -> bool:
         (found,) = self.fetch_one(
@@ -374,6 +462,10 @@ def array_parameter(values: npt.NDArray[np.float64]) -> object:
     return _Float8Array(values)
 
 
+def _begin_safely(connection: psycopg.Connection[Any], _: object) -> None:
+    connection.execute(f"SET LOCAL search_path = {_SAFE_PATH}")
+
+
 def refuse_password(dsn: str) -> None:
     """A command line is visible to every user of the machine; a password does not belong there."""
     try:
@@ -414,6 +506,8 @@ class Database:
                 return psycopg.connect(source, prepare_threshold=None, application_name="dpml")
 
             self._engine = sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
+            # SQLAlchemy's own questions to a new server, of one transaction, qualify nothing.
+            sa.event.listen(self._engine, "first_connect", _begin_safely)
         else:
             raise SpecError(
                 "source must be a connection string or an SQLAlchemy engine, not an open connection"
@@ -443,9 +537,11 @@ class Database:
             role = ""
             try:
                 with connection.begin() as transaction:
-                    session = Session(connection)
-                    role = session.driver.info.user
-                    self._require_tls(session.driver)
+                    driver = connection.connection.driver_connection
+                    assert isinstance(driver, psycopg.Connection)  # __init__ refuses other drivers
+                    role = driver.info.user
+                    self._require_tls(driver)
+                    session = Session(connection, driver)
                     try:
                         yield session
                     except BaseException as error:
@@ -552,6 +648,11 @@ def _in_our_words(error: BaseException | None, role: str, *, connected: bool) ->
         return SpecError(
             f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml; "
             "if it is, dpml doctor compares versions"
+        )
+    if isinstance(error, psycopg.errors.InsufficientPrivilege) and "row-level security" in primary:
+        return GuaranteeError(
+            f"{primary}, so the rows depend on who asks: copy them into a table without row-level security "
+            "(CREATE TABLE ... AS TABLE ...), as a role that sees them all, and name that"
         )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return SpecError(primary + _grant(primary, role))

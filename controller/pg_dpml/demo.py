@@ -76,8 +76,9 @@ def adult_server(folder: Path | None) -> Iterator[EmbeddedServer]:
         with Database(server.dsn).session() as session:
             session.execute(sql.SQL("CREATE EXTENSION IF NOT EXISTS pg_dpml"))
             session.execute(sql.SQL("DELETE FROM dpml.models"))  # of an earlier demo in the same folder
-            if session.fetch_one(sql.SQL("SELECT pg_catalog.to_regclass('adult_train') IS NULL"))[0]:
-                load_adult(session.driver)
+            if session.fetch_one(sql.SQL("SELECT pg_catalog.to_regclass('public.adult_train') IS NULL"))[0]:
+                with session.role_path():
+                    load_adult(session.driver)
         yield server
 
 

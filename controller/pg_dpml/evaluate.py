@@ -196,22 +196,16 @@ def predict(
             )
         if id_column in ("prediction", "value"):
             raise SpecError("id: the new table already has columns called prediction and value")
-        target = sql.Identifier(*into.split(".", 1))
-        if session.fetch_one(
-            sql.SQL("SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL"),
-            {"name": target.as_string()},
-        )[0]:
-            raise SpecError(f"table {into} exists: choose another name for --into, or drop it first")
-        return session.execute(
-            sql.SQL(
-                "CREATE TABLE {target} AS SELECT t.{id}, dpml.predict({model}, {record}) AS prediction, "
-                "dpml.predict_value({model}, {record}) AS value FROM {table} AS t"
-            ).format(
-                target=target,
-                id=sql.Identifier(id_column),
-                # CREATE TABLE AS takes no parameters.
-                model=sql.Literal(stored.name),
-                record=record_of(stored.encoder, relation, with_label=False),
-                table=relation.identifier,
-            )
+        statement = sql.SQL(
+            "CREATE TABLE {target} AS SELECT t.{id}, dpml.predict({model}, {record}) AS prediction, "
+            "dpml.predict_value({model}, {record}) AS value FROM {table} AS t"
+        ).format(
+            target=session.new_table(into),
+            id=sql.Identifier(id_column),
+            # CREATE TABLE AS takes no parameters.
+            model=sql.Literal(stored.name),
+            record=record_of(stored.encoder, relation, with_label=False),
+            table=relation.identifier,
         )
+        with session.owners_path():
+            return session.execute(statement)

@@ -116,7 +116,8 @@ class _Query:
         query = sql.SQL(text).format(  # type: ignore[arg-type, unused-ignore]
             table=self.table.identifier, **functions
         )
-        return self.session.fetch(query, {"model": self.model.name} | parts)
+        with self.session.owners_path():
+            return self.session.fetch(query, {"model": self.model.name} | parts)
 
     def refuse_without_labels(self) -> SpecError:
         return SpecError(f"no row of {self.table.name} has a label that model {self.model.name} knows")
@@ -152,15 +153,16 @@ def _roc(query: _Query) -> tuple[float | None, tuple[tuple[float, float], ...]]:
     rows = query.rows(
         "WITH scored AS (SELECT {label} = %(positive)s AS hit, {predict_value} AS score "
         " FROM {table} AS t OFFSET 0), "
-        "tied AS (SELECT score, pg_catalog.count(*) FILTER (WHERE hit) AS p, "
-        " pg_catalog.count(*) FILTER (WHERE NOT hit) AS n FROM scored WHERE hit IS NOT NULL GROUP BY score), "
+        "tied AS (SELECT score, (pg_catalog.count(*) FILTER (WHERE hit))::numeric AS p, "
+        " (pg_catalog.count(*) FILTER (WHERE NOT hit))::numeric AS n "
+        " FROM scored WHERE hit IS NOT NULL GROUP BY score), "
         "ranked AS (SELECT p, n, pg_catalog.sum(p) OVER falling AS tp, pg_catalog.sum(n) OVER falling AS fp, "
         " pg_catalog.sum(p) OVER () AS all_p, pg_catalog.sum(n) OVER () AS all_n "
         " FROM tied WINDOW falling AS (ORDER BY score DESC)) "
         # A positive row beats the negative ones of lower score, and half of its equals.
         "SELECT pg_catalog.max(fp)::pg_catalog.int8, pg_catalog.max(tp)::pg_catalog.int8, "
         "pg_catalog.sum(p * (all_n - fp + n / 2.0))::pg_catalog.float8 FROM ranked "
-        "GROUP BY pg_catalog.ceil(%(points)s * (tp + fp) / (all_p + all_n)) ORDER BY 1, 2",
+        "GROUP BY pg_catalog.ceil(%(points)s::numeric * (tp + fp) / (all_p + all_n)) ORDER BY 1, 2",
         positive=query.model.classes[1],
         points=ROC_POINTS,
     )
@@ -194,7 +196,7 @@ def _calibration(query: _Query) -> tuple[CalibrationBin, ...]:
 
 def _regression(query: _Query) -> Figures:
     ((n_rows, squared_error, variance),) = query.rows(
-        "SELECT pg_catalog.count(e.actual), pg_catalog.avg((e.actual - e.predicted) ^ 2), "
+        "SELECT pg_catalog.count(e.actual), pg_catalog.avg((e.actual - e.predicted) ^ 2::float8), "
         "pg_catalog.var_pop(e.actual) "
         "FROM (SELECT {label}::pg_catalog.float8 AS actual, {predict_value} AS predicted "
         "FROM {table} AS t OFFSET 0) AS e WHERE e.actual IS NOT NULL"

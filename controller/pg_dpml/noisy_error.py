@@ -114,7 +114,8 @@ def release_error(
             raise RunFailedError(
                 "the number of rows changed between the charge and the evaluation, and no row was read"
             )
-        return int(session.fetch_one(_sum(release), {"model": name})[0])
+        with session.owners_path():
+            return int(session.fetch_one(_sum(release), {"model": name})[0])
 
     total = run_charged(
         database,
@@ -166,7 +167,8 @@ def _plan(
         ).format(record=record_of(model.encoder, table, with_label=True), table=table.identifier),
         {"model": model.name},
     )
-    session.fetch(_sum(release) + sql.SQL(" LIMIT 0"), {"model": model.name})
+    with session.owners_path():
+        session.fetch(_sum(release) + sql.SQL(" LIMIT 0"), {"model": model.name})
     return release
 
 
@@ -261,9 +263,9 @@ def _sum(release: _Release) -> sql.Composed:
         )
     # The root of the clip bounds the difference before it is squared, which then cannot overflow.
     error = sql.SQL(
-        "{units} * (least(pg_catalog.abs(dpml.label(%(model)s, u.record)::pg_catalog.float8 "
-        "- dpml.predict_value(%(model)s, u.record)), {root}) / {root}) ^ 2"
-    ).format(units=sql.Literal(float(release.units)), root=sql.Literal(math.sqrt(release.clip)))
+        "{units}::float8 * (least(pg_catalog.abs(dpml.label(%(model)s, u.record)::float8 "
+        "- dpml.predict_value(%(model)s, u.record)), {root}::float8) / {root}::float8) ^ 2::float8"
+    ).format(units=sql.Literal(release.units), root=sql.Literal(math.sqrt(release.clip)))
     return (
         sql.SQL(
             "SELECT coalesce(pg_catalog.sum(coalesce(pg_catalog.round({})::pg_catalog.int8, {})), 0)"

@@ -51,22 +51,21 @@ def pack_portions(session: Session, source: Source, sizes: Sequence[int]) -> lis
     session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN row SET STORAGE EXTERNAL").format(work))
     rows = shuffled(source)
     firsts = [1 + before for before in itertools.accumulate(sizes, initial=0)][:-1]
-    session.execute(
-        sql.SQL(
-            "INSERT INTO {work} (portion, place, row) "
-            "SELECT pg_catalog.width_bucket(n.unit_number, {firsts}::pg_catalog.int8[]) - 1, n.place, n.row "
-            "FROM (SELECT e.row, pg_catalog.row_number() OVER dealt AS place, "
-            "pg_catalog.sum(CASE WHEN {starts} THEN 1 ELSE 0 END) OVER dealt AS unit_number "
-            "FROM ({encoded} OFFSET 0) AS e WINDOW dealt AS (ORDER BY {order} ROWS UNBOUNDED PRECEDING)) AS n"
-        ).format(
-            work=work,
-            firsts=sql.Literal(firsts),
-            starts=rows.starts,
-            encoded=rows.encoded,
-            order=rows.order,
-        ),
-        rows.parameters,
+    dealt = sql.SQL(
+        "INSERT INTO {work} (portion, place, row) "
+        "SELECT pg_catalog.width_bucket(n.unit_number, {firsts}::pg_catalog.int8[]) - 1, n.place, n.row "
+        "FROM (SELECT e.row, pg_catalog.row_number() OVER dealt AS place, "
+        "pg_catalog.sum(CASE WHEN {starts} THEN 1 ELSE 0 END) OVER dealt AS unit_number "
+        "FROM ({encoded} OFFSET 0) AS e WINDOW dealt AS (ORDER BY {order} ROWS UNBOUNDED PRECEDING)) AS n"
+    ).format(
+        work=work,
+        firsts=sql.Literal(firsts),
+        starts=rows.starts,
+        encoded=rows.encoded,
+        order=rows.order,
     )
+    with session.owners_path():
+        session.execute(dealt, rows.parameters)
     session.execute(sql.SQL("CREATE INDEX ON {} (portion)").format(work))
     portions = [
         replace(

@@ -478,7 +478,8 @@ def shuffled(source: Source) -> Shuffled:
 def pack(session: Session, source: Source) -> PackedRows:
     """Encode every row, put the rows in a fresh random order, and pack them."""
     rows = shuffled(source)
-    return fill(session, source, rows.encoded, rows.order, rows.parameters)
+    with session.owners_path():
+        return fill(session, source, rows.encoded, rows.order, rows.parameters)
 
 
 def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:

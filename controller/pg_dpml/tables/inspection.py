@@ -124,9 +124,11 @@ def inspect_table(source: str | sa.Engine, table: str, *, insecure: bool = False
 
 
 def _describe(session: Session, table: SourceTable) -> CatalogTable:
-    (name,) = session.fetch_one(
-        sql.SQL("SELECT %(oid)s::pg_catalog.oid::pg_catalog.regclass::text"), {"oid": table.oid}
-    )
+    with session.role_path():
+        (name,) = session.fetch_one(
+            sql.SQL("SELECT %(oid)s::pg_catalog.oid::pg_catalog.regclass::pg_catalog.text"),
+            {"oid": table.oid},
+        )
     facts: dict[str, Facts] = {}
     checks: dict[str, list[str]] = {}
     for column, expression in [*_table_checks(session, table), *_domain_checks(session, table)]:

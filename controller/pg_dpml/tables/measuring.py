@@ -132,12 +132,12 @@ def _value(field: Field) -> tuple[sql.Composable, bool]:
     if kind == "boolean":
         return sql.SQL("({})::integer").format(field.identifier), False
     if kind in MOMENTS:
-        seconds = sql.SQL("(pg_catalog.date_part('epoch', {}) - {})").format(
+        seconds = sql.SQL("(pg_catalog.date_part('epoch', {}) - {}::float8)").format(
             field.identifier, sql.Literal(_EPOCH_S)
         )
-        return (sql.SQL("({} / 86400)").format(seconds) if kind == "date" else seconds), False
+        return (sql.SQL("({} / 86400::float8)").format(seconds) if kind == "date" else seconds), False
     if field.type.exact:
-        return field.identifier, True
+        return sql.SQL("({})::numeric").format(field.identifier), True
     return sql.SQL("({})::float8").format(field.identifier), False
 
 
@@ -155,8 +155,10 @@ def _tenths(lower: float, upper: float, *, log1p: bool) -> tuple[float, float]:
 
 def _array_measures(field: Field) -> dict[str, sql.Composed]:
     entry, kind = field.entry, field.type.element
-    cast = "::real[]" if field.type.vector else "::integer[]" if kind == "boolean" else ""
-    array = sql.SQL("({})" + cast).format(field.identifier)
+    # Comparisons of exactly these types are built in.
+    through = "::real[]" if field.type.vector else "::integer[]" if kind == "boolean" else ""
+    element = kind if kind in _MOMENT_LITERALS else "numeric" if field.type.exact else "float8"
+    array = sql.SQL("({})" + f"{through}::{element}[]").format(field.identifier)
     fits = sql.SQL("pg_catalog.cardinality({}) = {}").format(array, sql.Literal(entry["length"]))
     measures = {
         "nulls": _count(sql.SQL("{} IS NULL").format(field.identifier)),
@@ -200,13 +202,14 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
             "FROM (SELECT g.*, pg_catalog.row_number() OVER (alike ORDER BY g.rows DESC, g.value) AS place, "
             "pg_catalog.sum(g.rows) OVER alike AS rows_alike "
             "FROM (SELECT v.grouped, v.value, v.rows, (SELECT e.place FROM dpml.unpack(v.block) AS u, "
-            "unnest(u.x) WITH ORDINALITY AS e(feature, place) WHERE e.feature > 0) AS level "
+            "pg_catalog.unnest(u.x) WITH ORDINALITY AS e(feature, place) "
+            "WHERE e.feature > 0::float4) AS level "
             "FROM (SELECT GROUPING({listed}) AS grouped, coalesce({texts}) AS value, "
             "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block "
         ).format(
             characters=sql.Literal(SHOWN_CHARACTERS),
             listed=listed,
-            texts=sql.SQL(", ").join(sql.SQL("{}::text").format(column) for column in columns),
+            texts=sql.SQL(", ").join(map(_text, fields)),
         )
         + from_clause(source)
         + sql.SQL(
@@ -220,6 +223,12 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
         {"encoder": json_parameter(encoder)},
     )
     return _by_field(fields, rows)
+
+
+def _text(field: Field) -> sql.Composed:
+    """The owner of an enum could have made the cast to text a function of their own."""
+    text = "pg_catalog.textin(pg_catalog.enum_out({}))" if field.type.kind == "enum" else "{}::text"
+    return sql.SQL(text).format(field.identifier)
 
 
 def _by_field(fields: Sequence[Field], rows: Sequence[tuple[Any, ...]]) -> dict[str, LevelCounts]:
@@ -251,7 +260,7 @@ def count_units(session: Session, source: Source, column: str, most: int) -> tup
         sql.SQL(
             "SELECT pg_catalog.count(*), coalesce(pg_catalog.max(u.rows), 0), "
             "pg_catalog.count(*) FILTER (WHERE u.rows > 1), "
-            "coalesce(pg_catalog.sum(greatest(u.rows - %(most)s, 0)), 0) "
+            "coalesce(pg_catalog.sum(greatest(u.rows - %(most)s::int8, 0)), 0) "
             "FROM (SELECT pg_catalog.count(*) AS rows "
         )
         + from_clause(source)
