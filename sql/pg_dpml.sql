@@ -4,6 +4,23 @@
 
 -- Schema and tables
 
+-- Whoever owns or has filled the schema could add functions that callers of ours would take for ours.
+DO $$
+BEGIN
+	IF EXISTS (SELECT FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
+			WHERE n.nspname OPERATOR(pg_catalog.=) 'dpml'
+			AND NOT (r.rolsuper OR r.rolname OPERATOR(pg_catalog.=) current_user))
+		OR EXISTS (SELECT FROM pg_catalog.pg_depend AS d
+			WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass::pg_catalog.oid
+			AND d.refobjid OPERATOR(pg_catalog.=) 'dpml'::pg_catalog.regnamespace::pg_catalog.oid
+			AND d.classid OPERATOR(pg_catalog.<>) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid)
+	THEN
+		RAISE EXCEPTION 'schema dpml belongs to another role, or has objects that are not pg_dpml''s'
+			USING ERRCODE = 'duplicate_schema', HINT = 'Look at what it holds, then drop it: the extension makes its own.';
+	END IF;
+END
+$$;
+
 COMMENT ON SCHEMA dpml IS 'differentially private machine learning: models, ledger, functions; see dpml.help()';
 
 CREATE SCHEMA dpml_work;
@@ -43,6 +60,7 @@ CREATE TABLE dpml.models (
 	name text PRIMARY KEY,
 	created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
 	owner name NOT NULL DEFAULT current_user,
+	granted_to name[] NOT NULL DEFAULT '{}',
 	method text NOT NULL,
 	private boolean NOT NULL,
 	task text NOT NULL CHECK (task IN ('binary', 'multiclass', 'regression')),
@@ -59,7 +77,8 @@ CREATE TABLE dpml.models (
 COMMENT ON TABLE dpml.models IS 'released models';
 COMMENT ON COLUMN dpml.models.name IS 'name that dpml.predict takes';
 COMMENT ON COLUMN dpml.models.created_at IS 'start of the transaction that stored the model';
-COMMENT ON COLUMN dpml.models.owner IS 'role that stored the model';
+COMMENT ON COLUMN dpml.models.owner IS 'role that the model belongs to: that which stored it, unless it named another';
+COMMENT ON COLUMN dpml.models.granted_to IS 'other roles that may read and apply the model; public: every role';
 COMMENT ON COLUMN dpml.models.method IS 'training method';
 COMMENT ON COLUMN dpml.models.private IS 'false for a model without a guarantee';
 COMMENT ON COLUMN dpml.models.task IS 'binary, multiclass or regression';
@@ -73,6 +92,17 @@ COMMENT ON COLUMN dpml.models.encoder IS 'specification that dpml.encode takes';
 COMMENT ON COLUMN dpml.models.privacy IS 'the guarantee and how it was calibrated';
 COMMENT ON COLUMN dpml.models.training IS 'options of the training run';
 COMMENT ON COLUMN dpml.models.charge IS 'the charge in dpml.ledger';
+
+-- Roles go by name, as in a dump.  One that is gone is nobody: to_regrole is null then, where a cast would fail.
+ALTER TABLE dpml.models ENABLE ROW LEVEL SECURITY;
+CREATE POLICY owner ON dpml.models
+	USING (pg_catalog.pg_has_role(pg_catalog.to_regrole(pg_catalog.quote_ident(owner)), 'USAGE'));
+COMMENT ON POLICY owner ON dpml.models IS 'members of the role that owns a model read, grant and drop it';
+CREATE POLICY granted ON dpml.models FOR SELECT
+	USING (EXISTS (SELECT FROM pg_catalog.unnest(granted_to) AS g (role)
+		WHERE g.role OPERATOR(pg_catalog.=) 'public'
+		OR pg_catalog.pg_has_role(pg_catalog.to_regrole(pg_catalog.quote_ident(g.role)), 'USAGE')));
+COMMENT ON POLICY granted ON dpml.models IS 'members of a role that a model was granted to read it';
 
 CREATE TABLE dpml.budgets (
 	dataset text PRIMARY KEY,
@@ -280,10 +310,10 @@ CREATE PROCEDURE dpml.train(dataset text, model text, options jsonb DEFAULT '{}'
 	LANGUAGE plpgsql AS $$
 DECLARE
 	request CONSTANT bigint := dpml.request(dataset, model, options);
-	filed CONSTANT timestamptz := pg_catalog.clock_timestamp();
+	filed CONSTANT pg_catalog.timestamptz := pg_catalog.clock_timestamp();
 	said boolean := false;
-	outcome text;
-	reason text;
+	outcome pg_catalog.text;
+	reason pg_catalog.text;
 BEGIN
 	LOOP
 		COMMIT;
@@ -546,7 +576,7 @@ CREATE FUNCTION dpml.module_version() RETURNS text
 COMMENT ON FUNCTION dpml.module_version() IS
 'version of the C module that this session has loaded; dpml doctor compares it with that of the SQL';
 
--- Predictions, for everyone who may read dpml.models
+-- Predictions, with the caller's own rights: for everyone who may read the model in dpml.models
 
 CREATE FUNCTION dpml.predict(model text, r record) RETURNS text
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict';
@@ -578,7 +608,7 @@ WHEN 'train' THEN
   dpml plan  SPEC.toml --epsilon 1                 guarantee, noise and passes; reads no row
   dpml train SPEC.toml --epsilon 1 --name MODEL    charges dpml.ledger, trains, stores in dpml.models
   dpml inspect TABLE > SPEC.toml                   a specification to fill in
-The role needs dpml_curator and SELECT on the table. See also: spec, privacy, sgd_epoch.'
+The role needs dpml_curator and SELECT on the table, to plan SELECT alone. See also: spec, models, privacy, sgd_epoch.'
 WHEN 'predict' THEN
 'SELECT dpml.predict(''MODEL'', t) FROM t        the class, or a regression''s value, as text
 SELECT dpml.predict_value(''MODEL'', t) FROM t  score (above 0: the second class), largest score, or value
@@ -662,8 +692,11 @@ WHEN 'models' THEN
 A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.
 SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
 dpml models | show MODEL | report MODEL -o FILE.html | export MODEL --format json|sql | drop MODEL
-GRANT dpml_analyst TO bob lets bob read and apply models. dpml.module_version() is the version of the C module,
-which dpml doctor compares with that of the SQL and of the command.'
+A model belongs to the role that trained or requested it. Members of dpml_analyst see and apply the models of their
+roles, and those granted to one: dpml grant MODEL bob | revoke MODEL bob; in SQL, where public is every role,
+UPDATE dpml.models SET granted_to = ''{bob,carol}'' WHERE name = ''MODEL''
+Members of dpml_curator see, grant and drop every model. To all others a model that they may not see does not exist.
+dpml.module_version() is the version of the C module, which dpml doctor compares with the SQL and the command.'
 WHEN 'ledger' THEN
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
 SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
@@ -786,9 +819,11 @@ BEGIN
 		GRANT INSERT (dataset, turn, request, charge, loss, delta) ON TABLE dpml.budget_entries TO dpml_curator;
 		GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism)
 			ON TABLE dpml.ledger TO dpml_curator;
-		GRANT SELECT, DELETE ON TABLE dpml.models TO dpml_curator;
-		GRANT INSERT (name, method, private, task, loss, classes, weights, whitening, n_features, encoder,
-				privacy, training, charge, owner)
+		CREATE POLICY curator ON dpml.models TO dpml_curator USING (true);
+		COMMENT ON POLICY curator ON dpml.models IS 'curators keep the models of everybody';
+		GRANT SELECT, DELETE, UPDATE (granted_to) ON TABLE dpml.models TO dpml_curator;
+		GRANT INSERT (name, owner, method, private, task, loss, classes, weights, whitening, n_features, encoder,
+				privacy, training, charge)
 			ON TABLE dpml.models TO dpml_curator;
 		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_curator;
 		GRANT INSERT (name, role, source, source_owner, spec, max_epsilon, max_passes),
@@ -798,10 +833,12 @@ BEGIN
 		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
 	END IF;
 	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_analyst') THEN
-		GRANT SELECT ON TABLE dpml.models, dpml.datasets, dpml.requests TO dpml_analyst;
+		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_analyst;
 		GRANT INSERT (dataset, model, options) ON TABLE dpml.requests TO dpml_analyst;
 		GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
 		GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
+		-- Of models that they own, or for SELECT were granted: see the policies.
+		GRANT SELECT, DELETE, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;
 	END IF;
 END
 $$;

@@ -152,8 +152,8 @@ load_model(const char *name, DpmlUse use, MemoryContext parent)
 	if (SPI_processed != 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("model \"%s\" does not exist", name),
-				 errhint("SELECT name FROM dpml.models lists the models.")));
+				 errmsg("model \"%s\" does not exist, or was not granted to you", name),
+				 errhint("SELECT name FROM dpml.models lists those that you may use.")));
 	old = MemoryContextSwitchTo(context);
 	fill_model(model, use);
 	MemoryContextSwitchTo(old);

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from pg_dpml.database import Session, array_parameter
+from pg_dpml.database import Session, array_parameter, sql
 from pg_dpml.errors import SpecError
 
 __all__ = [
@@ -24,10 +24,13 @@ __all__ = [
     "charges_of",
     "drop_model",
     "find_model",
+    "grant_model",
     "list_models",
     "load_model",
     "model_of",
     "require_new_name",
+    "require_role",
+    "revoke_model",
     "store_model",
 ]
 
@@ -66,6 +69,7 @@ models = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("created_at", sa.DateTime(timezone=True)),
     sa.Column("owner", sa.Text),
+    sa.Column("granted_to", ARRAY(sa.Text)),
     sa.Column("method", sa.Text),
     sa.Column("private", sa.Boolean),
     sa.Column("task", sa.Text),
@@ -107,6 +111,8 @@ class Model:
         Start of the transaction that stored it; None before.
     owner : str or None
         Role that it belongs to; None before it is stored: whoever stores it.
+    granted_to : tuple of str
+        Other roles that may read and apply it; "public": every role.
     """
 
     name: str
@@ -124,6 +130,7 @@ class Model:
     whitening: npt.NDArray[np.float64] | None = None
     created_at: datetime | None = field(default=None, compare=False)
     owner: str | None = field(default=None, compare=False)
+    granted_to: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def matrix(self) -> npt.NDArray[np.float64]:
@@ -242,18 +249,19 @@ def _model(row: Any) -> Model:
         whitening=None if whitening is None else np.reshape(whitening, (row.n_features, row.n_features)),
         created_at=row.created_at,
         owner=row.owner,
+        granted_to=tuple(row.granted_to),
     )
 
 
 def list_models(session: Session) -> list[Model]:
-    """Every stored model, by name; without the whitening, which may be megabytes a model."""
+    """Every model that the role may see, by name; without the whitening, which may be megabytes a model."""
     shown = [column for column in models.c if column is not models.c.whitening]
     rows = session.connection.execute(sa.select(*shown).order_by(models.c.name))
     return [_model(row) for row in rows]
 
 
 def find_model(session: Session, name: str) -> Model | None:
-    """The stored model of a name, or None."""
+    """The stored model of a name, or None if there is none that the role may see."""
     row = session.connection.execute(sa.select(models).where(models.c.name == name)).one_or_none()
     return None if row is None else _model(row)
 
@@ -270,11 +278,14 @@ def load_model(session: Session, name: str) -> Model:
     Raises
     ------
     SpecError
-        If there is none.
+        If there is none that the role may see.
     """
     model = find_model(session, name)
     if model is None:
-        raise SpecError(f"there is no model called {name}: dpml models lists them")
+        raise SpecError(
+            f"there is no model called {name}, or it was not granted to you: dpml models lists those that "
+            "you may use"
+        )
     return model
 
 
@@ -284,10 +295,78 @@ def drop_model(session: Session, name: str) -> None:
     Raises
     ------
     SpecError
-        If there is none.
+        If there is none, or it belongs to another role.
     """
-    load_model(session, name)
-    session.connection.execute(models.delete().where(models.c.name == name))
+    model = load_model(session, name)
+    _require_ours(
+        model, session.execute(sql.SQL("DELETE FROM dpml.models WHERE name = %(name)s"), {"name": name})
+    )
+
+
+def grant_model(session: Session, name: str, role: str) -> Model:
+    """Let the members of a role read and apply a model; "public": every role.
+
+    Raises
+    ------
+    SpecError
+        If there is no such model or role, or the model belongs to another role.
+    """
+    if role.lower() == _EVERYBODY:
+        role = _EVERYBODY
+    else:
+        require_role(session, role, "role")
+    return _change_grants(session, name, role, _GRANT)
+
+
+def revoke_model(session: Session, name: str, role: str) -> Model:
+    """Take a grant of a model back.
+
+    Raises
+    ------
+    SpecError
+        If there is no such model or grant, or the model belongs to another role.
+    """
+    role = _EVERYBODY if role.lower() == _EVERYBODY else role
+    model = load_model(session, name)
+    if role not in model.granted_to:
+        granted = ", ".join(model.granted_to) or "nobody"
+        raise SpecError(f"role: model {name} was not granted to {role}, but to {granted}")
+    return _change_grants(session, name, role, _REVOKE)
+
+
+_EVERYBODY = "public"
+"""No role can be called so."""
+
+_REVOKE = sql.SQL("pg_catalog.array_remove(granted_to, %(role)s::name)")
+_GRANT = sql.SQL("pg_catalog.array_append({}, %(role)s::name)").format(_REVOKE)
+
+
+def _change_grants(session: Session, name: str, role: str, granted_to: sql.Composable) -> Model:
+    model = load_model(session, name)
+    changed = session.execute(
+        sql.SQL("UPDATE dpml.models SET granted_to = {} WHERE name = %(name)s").format(granted_to),
+        {"name": name, "role": role},
+    )
+    _require_ours(model, changed)
+    return load_model(session, name)
+
+
+def _require_ours(model: Model, changed: int) -> None:
+    """Row-level security lets statements about other roles' models touch no row."""
+    if changed == 0:
+        raise SpecError(
+            f"model {model.name} belongs to {model.owner}, and only a member of that role or of dpml_curator "
+            "may grant or drop it"
+        )
+
+
+def require_role(session: Session, role: str, argument: str) -> None:
+    """Refuse a role that does not exist, in the name of the argument that it was given as."""
+    (found,) = session.fetch_one(
+        sql.SQL("SELECT pg_catalog.to_regrole(pg_catalog.quote_ident(%(role)s)) IS NOT NULL"), {"role": role}
+    )
+    if not found:
+        raise SpecError(f"{argument}: there is no role called {role}; its name is case-sensitive")
 
 
 def charges_of(session: Session, dataset: str) -> list[Charge] | None:

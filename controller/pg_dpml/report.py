@@ -34,6 +34,7 @@ __all__ = [
     "comparison_text",
     "evaluation_record",
     "evaluation_text",
+    "grants_text",
     "guarantee_of",
     "guarantee_text",
     "model_record",
@@ -413,6 +414,7 @@ def model_record(model: Model) -> dict[str, Any]:
         "charge": model.charge,
         "created_at": None if model.created_at is None else model.created_at.isoformat(),
         "owner": model.owner,
+        "granted_to": list(model.granted_to),
     }
 
 
@@ -434,10 +436,18 @@ def model_text(model: Model) -> str:
         lines.insert(2, f"Tuned       {where}: {chosen}")
     if model.classes is not None:
         lines.insert(1, f"Classes     {', '.join(model.classes)}")
+    if model.granted_to:
+        lines.append(f"Granted to  {', '.join(model.granted_to)}")
     if model.whitening is not None:
         lines.append(f"Scores      {WHITENED}")
     filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
     return "\n".join([*filled, *_coefficient_lines(model)])
+
+
+def grants_text(model: Model) -> str:
+    """Who may see and apply a model."""
+    others = f", granted to {', '.join(model.granted_to)}" if model.granted_to else ", granted to nobody"
+    return f"Model {model.name} belongs to {model.owner}{others}"
 
 
 def _moment(model: Model) -> str:
@@ -471,7 +481,7 @@ def _coefficient_lines(model: Model) -> list[str]:
 
 def models_record(models: Sequence[Model]) -> dict[str, Any]:
     """A list of models as a JSON-ready mapping."""
-    shown = ("name", "private", "task", "method", "loss", "n_features", "charge", "owner")
+    shown = ("name", "private", "task", "method", "loss", "n_features", "charge", "owner", "granted_to")
     return {
         "models": [
             {key: getattr(model, key) for key in shown}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
-from pg_dpml import budgets
+from pg_dpml import budgets, registry
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import (
     BudgetError,
@@ -156,8 +156,7 @@ def register(
         raise SpecError(f"max_epsilon must be in (0, inf), not {max_epsilon}")
     if not 1 <= max_passes <= 10**6:
         raise SpecError(f"max_passes must be in [1, {10**6}], not {max_passes}")
-    if not session.fetch(sql.SQL("SELECT FROM pg_catalog.pg_roles WHERE rolname = %(role)s"), {"role": role}):
-        raise SpecError(f"role {role} does not exist: create it, or name another with --role")
+    registry.require_role(session, role, "role")
     values = {
         "name": name,
         "role": role,
@@ -290,7 +289,10 @@ def _wait(database: Database) -> None:
         "SELECT FROM dpml.datasets d WHERE d.registered_by = current_user AND EXISTS (SELECT {})"
     ).format(_UNFINISHED)
     with database.session("AUTOCOMMIT") as session:
-        while not session.fetch(query):
+        while True:
+            with session.transaction():
+                if session.fetch(query):
+                    return
             time.sleep(_POLL_S)
 
 

@@ -129,6 +129,7 @@ def train(
     progress: Progress | None = None,
     insecure: bool = False,
     request: str | None = None,
+    owner: str | None = None,
 ) -> TrainResult:
     """Train a model inside the database and store it; without noise only if the method says so.
 
@@ -150,6 +151,8 @@ def train(
     request : str or None
         Where the data set has a budget: your name of this charge. A run that is repeated under it, as after a
         lost connection, gives the model it made and charges nothing. None: a new one.
+    owner : str or None
+        Role that the model is to belong to. None: the one that trains it.
 
     Returns
     -------
@@ -180,7 +183,14 @@ def train(
     """
     database = Database(source, insecure=insecure)
     return train_model(
-        database, data, privacy, training or TrainSpec(), name=name, progress=progress, request=request
+        database,
+        data,
+        privacy,
+        training or TrainSpec(),
+        name=name,
+        progress=progress,
+        request=request,
+        owner=owner,
     )
 
 
@@ -202,6 +212,8 @@ def train_model(
         resolved = resolve(session, data)
         n_rows = count_units(session, resolved)
         decided = decide(resolved, n_rows, data, privacy, training)
+        if owner is not None:
+            registry.require_role(session, owner, "owner")
         charged = _charge(session, resolved, decided, data, name, request)
         if charged is not None and charged.repeated:
             return _made_before(session, charged.entry, decided, name)

@@ -367,6 +367,7 @@ def test_a_dump_keeps_budgets(
     with Database(database).session() as session:
         budgets.open_budget(session, "shut", epsilon=Decimal(1), delta=Decimal(0), rule="basic")
         budgets.close_budget(session, "shut")
+    connection.execute("UPDATE dpml.models SET granted_to = '{dpml_analyst}'")
     last = scalar(connection, "SELECT max(id) FROM dpml.ledger")
     folder = find_pg_config(server.major).parent
     file = str(tmp_path / "dump")
@@ -388,6 +389,12 @@ def test_a_dump_keeps_budgets(
             tool("pg_restore", "--exit-on-error", "--dbname", copy, file)
         assert left(copy) == left(database)
         assert entries(copy) == entries(database)
+        with psycopg.connect(copy) as other:
+            for kept in (
+                "SELECT pg_catalog.array_agg(owner || granted_to::text) FROM dpml.models",
+                "SELECT count(*) FROM pg_catalog.pg_policy WHERE polrelid = 'dpml.models'::regclass",
+            ):
+                assert scalar(other, kept) == scalar(connection, kept)
         with pytest.raises(BudgetError, match="closed"):
             charge(copy, dataset="shut")
         assert train(copy, "m", request="r").model.charge == last - 1

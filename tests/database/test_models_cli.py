@@ -139,7 +139,7 @@ def test_show(dpml: Dpml) -> None:
 def test_unknown_models(dpml: Dpml, command: tuple[str, ...]) -> None:
     result = dpml(*command)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "there is no model called nobody: dpml models lists them" in result.stderr
+    assert "there is no model called nobody, or it was not granted to you: dpml models lists" in result.stderr
 
 
 # Drop
@@ -180,10 +180,12 @@ def test_drop_asks_on_a_terminal(
 
 def test_without_rights_nothing_is_dropped(dpml: Dpml, database: str, connection: psycopg.Connection) -> None:
     connection.execute("CREATE ROLE reader LOGIN IN ROLE dpml_analyst")
+    good(dpml("grant", "binary", "reader"))
     result = dpml("drop", "binary", "--yes", dsn=database.replace("user='postgres'", "user='reader'"))
+    good(dpml("revoke", "binary", "reader"))
     connection.execute("DROP ROLE reader")
     assert result.exit_code == 2
-    assert 'permission denied for table models: it takes GRANT dpml_curator TO "reader"' in result.stderr
+    assert "model binary belongs to postgres, and only a member of that role" in result.stderr
     assert scalar(connection, "SELECT count(*) FROM dpml.models WHERE name = 'binary'") == 1
 
 
@@ -451,6 +453,7 @@ def test_report_of_an_analyst(
     connection.execute("CREATE ROLE reader LOGIN IN ROLE dpml_analyst")
     file = tmp_path / "r.html"
     dsn = database.replace("user='postgres'", "user='reader'")
+    good(dpml("grant", "income", "reader"))
     good(dpml("report", "income", "-o", str(file), dsn=dsn))
     connection.execute("DROP ROLE reader")
     assert "may not read dpml.ledger" in file.read_text(encoding="utf-8")

@@ -590,7 +590,7 @@ def test_what_became_of_a_request_stays(database: str, connection: psycopg.Conne
         (SPEC.replace("people", "nowhere"), {}, SpecError, "nowhere does not exist"),
         (SPEC.replace('"people"', '"people"\ndataset = "x"'), {}, SpecError, "dataset = x"),
         (SPEC.replace('"people"', '"people"\nunit = "id"'), {}, GuaranteeError, "is for no unit"),
-        (SPEC, {"role": "nobody"}, SpecError, "role nobody does not exist"),
+        (SPEC, {"role": "nobody"}, SpecError, "role: there is no role called nobody"),
         (SPEC, {"max_epsilon": Decimal("NaN")}, SpecError, "max_epsilon must be"),
         (SPEC, {"max_passes": 0}, SpecError, "max_passes must be"),
         ("table =", {}, SpecError, "is not a TOML file"),

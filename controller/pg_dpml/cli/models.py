@@ -56,6 +56,30 @@ def drop(
     output.print(text, {"deleted": model, "charge": found.charge})
 
 
+RoleName = Annotated[str, typer.Argument(metavar="ROLE", help="A role of the server; public: every role.")]
+
+
+@command
+def grant(model: ModelName, role: RoleName, output: Output) -> None:
+    """Let a role see and apply a stored model."""
+    with output.session() as session:
+        found = registry.grant_model(session, model, role)
+    _print_grants(found, output)
+
+
+@command
+def revoke(model: ModelName, role: RoleName, output: Output) -> None:
+    """Take back what dpml grant gave."""
+    with output.session() as session:
+        found = registry.revoke_model(session, model, role)
+    _print_grants(found, output)
+
+
+def _print_grants(model: registry.Model, output: Output) -> None:
+    record = {"model": model.name, "owner": model.owner, "granted_to": list(model.granted_to)}
+    output.print(reports.grants_text(model), record)
+
+
 @command
 def export(
     model: ModelName,
