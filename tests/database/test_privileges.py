@@ -1,0 +1,696 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Who may do what: rights on every object, models of roles, and SQL that no other role can bend."""
+
+from __future__ import annotations
+
+import ast
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg import errors
+from typer.testing import CliRunner
+
+import people
+import pg_dpml
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, requests
+from pg_dpml.cli import app
+from pg_dpml.database import Database
+from pg_dpml.tables.checks import check_table
+from sqltools import empty_registry, scalar
+
+N = 300
+PRIVACY = PrivacySpec(2.0, 1e-6)
+BOLT_ON = TrainSpec(method="bolt-on", passes=1)
+
+# A new function fails the test below until somebody has decided who may call it.
+FOR_EVERYBODY = {
+    "block_capacity(text,integer,integer)",
+    "help(text)",
+    "label(text,record)",
+    "predict(text,record)",
+    "predict_proba(text,record)",
+    "predict_value(text,record)",
+}
+FOR_ANALYSTS = {
+    "request(text,text,jsonb)",
+    "train(text,text,jsonb)",
+}
+FOR_CURATORS = {
+    "encode(jsonb,record)",
+    "encode(jsonb,record,boolean)",
+    "gradient(bytea,double precision[],jsonb)",
+    "gram(bytea)",
+    "gram(bytea,double precision[],jsonb)",
+    "loss(bytea,double precision[],jsonb)",
+    "loss(double precision[],double precision,double precision[],jsonb)",
+    "pack(bytea)",
+    "pack(bytea,integer,integer)",
+    "poisson_steps(bytea,integer,double precision)",
+    "rows(bytea)",
+    "sgd_epoch(double precision[],double precision,double precision[],jsonb)",
+    "sgd_epoch(integer,bytea,dpml.epoch,jsonb)",
+    "sgd_poisson(integer,bytea,dpml.epoch,jsonb)",
+    "sgd_poisson_steps(integer,bytea,integer,dpml.epoch,jsonb)",
+    "unpack(bytea)",
+    "whiten(bytea,double precision[],double precision)",
+}
+FOR_NOBODY = {  # PostgreSQL calls them, for those who may call the aggregate or write to the table
+    "append_only()",
+    "check_request()",
+    "gradient_combine(bytea,bytea)",
+    "gradient_final(bytea)",
+    "gradient_step(bytea,bytea,double precision[],jsonb)",
+    "gram_combine(bytea,bytea)",
+    "gram_final(bytea)",
+    "gram_step(bytea,bytea)",
+    "hessian_step(bytea,bytea,double precision[],jsonb)",
+    "hold_extension()",
+    "loss_blocks_step(internal,bytea,double precision[],jsonb)",
+    "loss_final(internal)",
+    "loss_rows_step(internal,double precision[],double precision,double precision[],jsonb)",
+    "pack_final(internal)",
+    "pack_step(internal,bytea)",
+    "sgd_blocks_step(internal,integer,bytea,dpml.epoch,jsonb)",
+    "sgd_final(internal)",
+    "sgd_poisson_final(internal)",
+    "sgd_poisson_step(internal,integer,bytea,dpml.epoch,jsonb)",
+    "sgd_poisson_steps_final(internal)",
+    "sgd_poisson_steps_step(internal,integer,bytea,integer,dpml.epoch,jsonb)",
+    "sgd_rows_step(internal,double precision[],double precision,double precision[],jsonb)",
+}
+
+ROLES = {
+    "boss": "LOGIN SUPERUSER",
+    "carol": "LOGIN IN ROLE dpml_curator",
+    "ann": "LOGIN IN ROLE dpml_analyst",
+    "ben": "LOGIN IN ROLE dpml_analyst",
+    "outsider": "LOGIN",
+    "team": "NOLOGIN",
+    "mallory": "LOGIN",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(database: str) -> Iterator[None]:
+    """Roles, and tables that carol may read."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        for role, options in ROLES.items():
+            connection.execute(f"CREATE ROLE {role} {options}".encode())
+        people.create_people(connection, people.make_people(N))
+        connection.execute("ALTER TABLE people ADD person int; UPDATE people SET person = id / 2")
+        connection.execute("CREATE TABLE known AS TABLE people")
+        connection.execute("GRANT SELECT ON people, known TO carol, mallory")
+        connection.execute("GRANT SELECT ON known TO ann, ben, outsider")
+    yield
+    with psycopg.connect(database, autocommit=True) as connection:
+        for role in ROLES:
+            connection.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())
+
+
+@pytest.fixture(autouse=True)
+def nothing_spent(connection: psycopg.Connection) -> None:
+    empty_registry(connection)
+
+
+def as_role(database: str, role: str) -> str:
+    return database.replace("user='postgres'", f"user='{role}'")
+
+
+def dpml(dsn: str, *arguments: str) -> Any:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [*arguments, "--dsn", dsn])
+
+
+def good(result: Any) -> str:
+    assert (result.exit_code, result.stderr) == (0, "")
+    return str(result.stdout)
+
+
+def refusal(result: Any) -> str:
+    assert (result.exit_code, result.stdout) == (2, "")
+    return str(result.stderr)
+
+
+# The catalog
+
+
+def functions(connection: psycopg.Connection, condition: str) -> set[str]:
+    """Functions, procedures and aggregates of the extension, or in its schemas."""
+    rows = connection.execute(
+        "SELECT pg_catalog.replace(p.oid::regprocedure::text, 'dpml.', '') FROM pg_catalog.pg_proc p "
+        "WHERE (p.pronamespace IN ('dpml'::regnamespace, 'dpml_work'::regnamespace) OR EXISTS (SELECT "
+        "FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid AND x.extname = 'pg_dpml' "
+        "WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e')) "
+        f"AND ({condition})".encode()
+    ).fetchall()
+    return {re.sub(r"\bepoch\b", "dpml.epoch", name) for (name,) in rows}
+
+
+def test_who_may_call_what(connection: psycopg.Connection) -> None:
+    def callable_by(role: str) -> set[str]:
+        return functions(connection, f"has_function_privilege('{role}', p.oid, 'EXECUTE')")
+
+    assert functions(connection, "true") == FOR_EVERYBODY | FOR_ANALYSTS | FOR_CURATORS | FOR_NOBODY
+    assert callable_by("public") == FOR_EVERYBODY
+    assert callable_by("dpml_analyst") == FOR_EVERYBODY | FOR_ANALYSTS
+    assert callable_by("dpml_curator") == FOR_EVERYBODY | FOR_CURATORS
+
+
+def test_who_may_read_and_write_what(connection: psycopg.Connection) -> None:
+    rights = connection.execute(
+        "SELECT c.relname, coalesce(r.rolname, 'public'), "
+        "array_agg(a.privilege_type::text ORDER BY a.privilege_type) "
+        "FROM pg_class c, aclexplode(coalesce(c.relacl, acldefault("
+        "CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::\"char\", c.relowner))) a "
+        "LEFT JOIN pg_roles r ON r.oid = a.grantee "
+        "WHERE c.relnamespace IN ('dpml'::regnamespace, 'dpml_work'::regnamespace) "
+        "AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND a.grantee <> c.relowner GROUP BY 1, 2"
+    ).fetchall()
+    assert {(name, role): kinds for name, role, kinds in rights} == {
+        ("ledger", "dpml_curator"): ["SELECT"],
+        ("budgets", "dpml_curator"): ["SELECT"],
+        ("budget_entries", "dpml_curator"): ["SELECT"],
+        ("models", "dpml_curator"): ["DELETE", "SELECT"],
+        ("models", "dpml_analyst"): ["DELETE", "SELECT"],
+        ("datasets", "dpml_curator"): ["SELECT"],
+        ("datasets", "dpml_analyst"): ["SELECT"],
+        ("requests", "dpml_curator"): ["SELECT"],
+        ("requests", "dpml_analyst"): ["SELECT"],
+    }
+    columns = connection.execute(
+        "SELECT c.relname, a.attname, x.grantee::regrole::text, x.privilege_type FROM pg_attribute a "
+        "JOIN pg_class c ON c.oid = a.attrelid, aclexplode(a.attacl) x "
+        "WHERE c.relnamespace = 'dpml'::regnamespace ORDER BY 1, 2, 3"
+    ).fetchall()
+    assert {role for _, _, role, _ in columns} == {"dpml_analyst", "dpml_curator"}
+    by_analysts = {(table, column, kind) for table, column, role, kind in columns if role == "dpml_analyst"}
+    asked = {("requests", column, "INSERT") for column in ("dataset", "model", "options")}
+    assert by_analysts == {("models", "granted_to", "UPDATE")} | asked
+    # of the ledger and budgets nothing can be changed: a trigger refuses what is only there for its lock
+    assert {kind for table, _, _, kind in columns if table in ("ledger", "budget_entries")} == {"INSERT"}
+    # who charged, when, and under which number is not the curator's to say
+    inserted = {(table, column) for table, column, _, kind in columns if kind == "INSERT"}
+    for table, column in (
+        *(("ledger", name) for name in ("id", "charged_at", "charged_by")),
+        *(("budgets", name) for name in ("opened_at", "opened_by")),
+        *(("budget_entries", name) for name in ("entered_at", "entered_by")),
+        ("models", "created_at"),
+    ):
+        assert (table, column) not in inserted
+
+
+def test_who_may_use_the_schemas(connection: psycopg.Connection) -> None:
+    def allowed(role: str) -> list[tuple[str, str]]:
+        return [
+            (schema, right)
+            for schema in ("dpml", "dpml_work")
+            for right in ("USAGE", "CREATE")
+            if scalar(connection, "SELECT has_schema_privilege(%s, %s, %s)", role, schema, right)
+        ]
+
+    assert allowed("public") == allowed("dpml_analyst") == [("dpml", "USAGE")]
+    assert allowed("dpml_curator") == [("dpml", "USAGE"), ("dpml_work", "USAGE"), ("dpml_work", "CREATE")]
+
+
+def test_bodies_cannot_be_bent_by_a_search_path(connection: psycopg.Connection) -> None:
+    """Of SQL functions names are resolved when they are created, of others by a path of their own.
+
+    `dpml.train` commits, so it can have none: that its names are qualified is tried in a hostile path.
+    """
+    language = "(SELECT lanname FROM pg_language l WHERE l.oid = p.prolang)"
+    assert functions(connection, f"{language} = 'sql' AND p.prosqlbody IS NULL") == set()
+    own_path = "EXISTS (SELECT FROM unnest(p.proconfig) c (c) WHERE c ~ '^search_path=pg_catalog,.*pg_temp$')"
+    compiled = f"{language} IN ('c', 'internal', 'sql')"
+    assert functions(connection, f"NOT {compiled} AND NOT {own_path}") == {"train(text,text,jsonb)"}
+    definers = connection.execute(
+        "SELECT p.proname, p.proconfig FROM pg_proc p "
+        "WHERE p.pronamespace = 'dpml'::regnamespace AND p.prosecdef"
+    ).fetchall()
+    assert definers == [("hold_extension", ["search_path=pg_catalog, dpml, pg_temp"])]
+
+
+def test_every_call_in_the_controllers_sql_is_qualified() -> None:
+    """Of functions; operators are tried below."""
+    keywords = {"ALL", "ANY", "GROUPING", "ROW", "coalesce", "greatest", "least"}
+    for path in sorted(Path(pg_dpml.__file__).parent.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or getattr(call.func, "attr", "") not in ("SQL", "rows"):
+                continue
+            for text in (part.value for part in ast.walk(call) if isinstance(part, ast.Constant)):
+                called = set(re.findall(r"(?<![\w.'])([A-Za-z_]{2,})\(", str(text)))
+                assert called <= keywords, (path.name, text)
+
+
+# Models belong to roles
+
+
+def train(dsn: str, name: str, **arguments: Any) -> pg_dpml.TrainResult:
+    return pg_dpml.train(dsn, people.spec(), PRIVACY, BOLT_ON, name=name, **arguments)
+
+
+def seen_by(database: str, role: str) -> list[str]:
+    with psycopg.connect(as_role(database, role)) as connection:
+        return [name for (name,) in connection.execute("SELECT name FROM dpml.models ORDER BY name")]
+
+
+def predicted_by(database: str, role: str, model: str) -> int:
+    with psycopg.connect(as_role(database, role)) as connection:
+        return int(scalar(connection, "SELECT count(dpml.predict(%s, t)) FROM known t", model))
+
+
+@pytest.mark.one_major
+def test_models_are_seen_by_owner_grantees_and_curators(
+    database: str, connection: psycopg.Connection
+) -> None:
+    carol, ann, ben = (as_role(database, role) for role in ("carol", "ann", "ben"))
+    assert train(carol, "own").model.name == "own"
+    train(carol, "for ann", owner="ann")
+    train(carol, "for team", owner="team")
+    train(database, "superuser's")
+    everything = ["for ann", "for team", "own", "superuser's"]
+    assert seen_by(database, "carol") == seen_by(database, "postgres") == everything
+    assert (seen_by(database, "ann"), seen_by(database, "ben")) == (["for ann"], [])
+    with pytest.raises(errors.InsufficientPrivilege):
+        seen_by(database, "outsider")
+    assert predicted_by(database, "ann", "for ann") == N
+
+    # what one may not see does not exist
+    for command in (
+        ("show",),
+        ("export",),
+        ("report", "-o", "/dev/null"),
+        ("drop", "--yes"),
+        ("grant", "ann"),
+    ):
+        message = refusal(dpml(ben, command[0], "own", *command[1:]))
+        assert message.startswith("dpml: there is no model called own, or it was not granted to you")
+    message = refusal(dpml(ben, "evaluate", "own", "--table", "known", "--public"))
+    assert "or it was not granted to you" in message
+    with pytest.raises(errors.UndefinedObject, match='model "own" does not exist, or was not granted to you'):
+        predicted_by(database, "ben", "own")
+    assert "No models yet" in good(dpml(ben, "models"))
+
+    # the owner grants and revokes, a grantee does neither
+    assert good(dpml(ann, "grant", "for ann", "ben")) == "Model for ann belongs to ann, granted to ben\n"
+    assert predicted_by(database, "ben", "for ann") == N
+    for command in (("grant", "outsider"), ("revoke", "ben"), ("drop", "--yes")):
+        assert "belongs to ann, and only a member" in refusal(dpml(ben, command[0], "for ann", *command[1:]))
+    good(dpml(ann, "grant", "for ann", "ben"))
+    granted_to = "SELECT granted_to::text FROM dpml.models WHERE name = 'for ann'"
+    assert scalar(connection, granted_to) == "{ben}"
+    assert "Granted to  ben" in good(dpml(ben, "show", "for ann"))
+    assert good(dpml(ann, "revoke", "for ann", "ben")) == "Model for ann belongs to ann, granted to nobody\n"
+    assert seen_by(database, "ben") == []
+    good(dpml(carol, "grant", "own", "PUBLIC"))
+    assert seen_by(database, "ben") == ["own"]
+    assert "was not granted to ben, but to public" in refusal(dpml(carol, "revoke", "own", "ben"))
+    good(dpml(carol, "revoke", "own", "Public"))
+    assert "no role called nobody" in refusal(dpml(carol, "grant", "own", "nobody"))
+
+    # a grant to a role is one to its members, and what a role owns is its members'
+    good(dpml(carol, "grant", "superuser's", "team"))
+    connection.execute("GRANT team TO ben")
+    assert seen_by(database, "ben") == ["for team", "superuser's"]
+    good(dpml(ben, "drop", "for team", "--yes"))
+    good(dpml(carol, "drop", "for ann", "--yes"))
+    connection.execute("REVOKE team FROM ben")
+    assert (seen_by(database, "ann"), seen_by(database, "ben")) == ([], [])
+
+
+@pytest.mark.one_major
+def test_models_in_sql(database: str, connection: psycopg.Connection) -> None:
+    train(database, "m", owner="ann")
+    with psycopg.connect(as_role(database, "ann"), autocommit=True) as own:
+        own.execute("UPDATE dpml.models SET granted_to = '{ben,public}' WHERE name = 'm'")
+        for statement in (
+            "UPDATE dpml.models SET owner = 'ben'",
+            "UPDATE dpml.models SET weights = '{}'",
+            "INSERT INTO dpml.models SELECT * FROM dpml.models",
+            "TRUNCATE dpml.models",
+            "ALTER TABLE dpml.models DISABLE ROW LEVEL SECURITY",
+            "CREATE POLICY mine ON dpml.models USING (true)",
+        ):
+            with pytest.raises(errors.InsufficientPrivilege):
+                own.execute(statement.encode())
+        own.execute("UPDATE dpml.models SET granted_to = '{}'")
+    with psycopg.connect(as_role(database, "ben"), autocommit=True) as other:
+        # a function of one's own is not asked about rows that a policy hides
+        other.execute(
+            "CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 "
+            "AS $$BEGIN RAISE EXCEPTION 'model %', $1; END$$"
+        )
+        assert scalar(other, "SELECT count(*) FROM dpml.models WHERE pg_temp.leak(name)") == 0
+        assert scalar(other, "SELECT count(*) FROM pg_stats WHERE tablename = 'models'") == 0
+        assert other.execute("DELETE FROM dpml.models").rowcount == 0
+    with psycopg.connect(as_role(database, "carol")) as curator, pytest.raises(errors.InsufficientPrivilege):
+        curator.execute("UPDATE dpml.models SET owner = 'carol'")
+    assert scalar(connection, "SELECT owner FROM dpml.models") == "ann"
+
+
+@pytest.mark.one_major
+def test_a_role_that_is_gone_owns_nothing(database: str, connection: psycopg.Connection) -> None:
+    connection.execute('CREATE ROLE "gone\'s" IN ROLE dpml_analyst')
+    train(database, "m", owner="gone's")
+    train(database, "other", owner="ann")
+    good(dpml(database, "grant", "other", "gone's"))
+    connection.execute('DROP ROLE "gone\'s"')
+    assert seen_by(database, "carol") == ["m", "other"]
+    assert (seen_by(database, "ann"), seen_by(database, "ben")) == (["other"], [])
+    good(dpml(database, "revoke", "other", "gone's"))
+    good(dpml(as_role(database, "carol"), "drop", "m", "--yes"))
+
+
+def test_an_owner_must_exist_before_the_charge(database: str, connection: psycopg.Connection) -> None:
+    with pytest.raises(pg_dpml.SpecError, match="owner: there is no role called nobody"):
+        train(database, "m", owner="nobody")
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
+
+
+# What the two roles can do, and no more
+
+
+def everything(dsn: str, folder: Path) -> None:
+    """Every command and method, on tables people and known."""
+    data = people.spec()
+    filtered = replace(data, where="age >= 0::float8", definition_is_public=True)
+    grouped = replace(filtered, unit="person", max_rows_per_unit=2)
+    with_lambda = pg_dpml.Grid({"lambda": [0.0, 1e-3]}, BOLT_ON)
+    pg_dpml.plan(dsn, data, PRIVACY)
+    pg_dpml.train(dsn, data, PRIVACY, name="auto")
+    for method in ("bolt-on", "dp-sgd", "sufficient-statistics", "scs13"):
+        task = "regression" if method == "sufficient-statistics" else "binary"
+        own = replace(data, label=people.LABELS[task])
+        pg_dpml.train(dsn, own, PRIVACY, TrainSpec(method=method), name=method)
+    pg_dpml.train(dsn, data, PRIVACY, TrainSpec(method="bolt-on", lambda_=0.1), name="certified")
+    pg_dpml.train(dsn, replace(data, label=people.LABELS["multiclass"]), PRIVACY, name="classes")
+    pg_dpml.train(dsn, data, None, TrainSpec(method="lbfgs"), name="lbfgs")
+    for method in ("auto", "bolt-on"):
+        pg_dpml.train(dsn, grouped, PRIVACY, TrainSpec(method=method), name=f"grouped {method}")
+    pg_dpml.tune(dsn, data, PRIVACY, with_lambda, name="tuned")
+    pg_dpml.tune(dsn, grouped, PRIVACY, with_lambda, name="grouped")
+    for model in ("auto", "classes", "sufficient-statistics", "grouped"):
+        pg_dpml.evaluate(dsn, model, "known", public=True)
+        pg_dpml.evaluate(dsn, model, "known", privacy=PRIVACY, definition_is_public=True)
+    pg_dpml.compare(dsn, data, methods=("auto",), epsilons=(1.0,), splits=1, public=True)
+    spec, file = folder / "spec.toml", str(folder / "report.html")
+    spec.write_text(good(dpml(dsn, "inspect", "people")), encoding="utf-8")
+    check_table(dsn, data)
+    for command in (
+        ("models",),
+        ("show", "auto"),
+        ("grant", "auto", "ann"),
+        ("revoke", "auto", "ann"),
+        ("export", "auto", "--format", "sql"),
+        ("report", "auto", "-o", file, "--table", "known", "--public"),
+        ("budget", "open", "people", "--epsilon", "10", "--delta", "1e-3", "--table", "people"),
+        ("budget", "show", "people"),
+        ("budget", "history", "people"),
+        ("cleanup",),
+    ):
+        good(dpml(dsn, *command))
+    pg_dpml.train(dsn, data, PRIVACY, name="charged", request="once")
+    assert pg_dpml.train(dsn, data, PRIVACY, name="charged", request="once").model.name == "charged"
+    good(dpml(dsn, "budget", "close", "people"))
+    assert '"ok": true' in good(dpml(dsn, "doctor", "--format", "json"))
+    good(dpml(dsn, "drop", "auto", "--yes"))
+
+
+# Hostile surroundings
+
+
+@pytest.fixture(scope="module")
+def hostile(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(Path(__file__).with_name("hostile.sql").read_bytes())
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize(
+    ("role", "path"), [("boss", "hostile, public, pg_catalog"), ("carol", "hostile, public")]
+)
+def test_a_hostile_search_path(
+    database: str, hostile: None, connection: psycopg.Connection, tmp_path: Path, role: str, path: str
+) -> None:
+    """Nothing in a schema of the path is taken for what is built in, for a superuser least of all.
+
+    And a curator needs no right but dpml_curator and SELECT on the tables.
+    """
+    connection.execute(f"ALTER ROLE {role} SET search_path = {path}".encode())
+    dsn = as_role(database, role)
+    with psycopg.connect(dsn, autocommit=True) as victim:
+        for query in (
+            "SELECT 1 = 1",
+            "SELECT count(*) FROM people",
+            "SELECT 1.5::float8 > 1",
+            "SELECT 1 ^ 2",
+        ):
+            if path.endswith("pg_catalog") or "float8" in query or "^" in query:
+                with pytest.raises(errors.RaiseException, match="sprung"):
+                    victim.execute(query.encode())
+        # What the extension's own functions do is not bent either.
+        victim.execute("SELECT dpml.help('models')")
+    everything(dsn, tmp_path)
+    requested(database, dsn)
+    if role == "boss":
+        # a table without a schema is made where the role makes them
+        assert pg_dpml.predict(dsn, "tuned", "known", id_column="id", into="predicted") == N
+        assert scalar(connection, "SELECT count(*) FROM hostile.predicted") == N
+    connection.execute(f"ALTER ROLE {role} RESET search_path".encode())
+
+
+def requested(database: str, owner: str) -> None:
+    """Ann asks for models in the hostile path, and her requests are served in it."""
+    spec = """
+    table = "known"
+    label = {column = "married", positive = "true"}
+    columns.age = {lower = 0, upper = 100}
+    """
+    good(dpml(owner, "budget", "open", "known", "--epsilon", "10", "--rule", "basic", "--delta", "0.1"))
+    with Database(owner).session() as session:
+        requests.register(session, "known", spec)
+    with psycopg.connect(as_role(database, "ann"), autocommit=True) as analyst:
+        analyst.execute("SET search_path = hostile, pg_catalog")
+        calling = threading.Thread(
+            target=analyst.execute,
+            args=("""CALL dpml.train('known', 'asked', '{"privacy": {"epsilon": 1}}')""",),
+        )
+        calling.start()
+        while (served := requests.serve_next(Database(owner))) is None:
+            time.sleep(0.1)
+        calling.join()
+        assert served.state == "done"
+        assert scalar(analyst, "SELECT dpml.predict('asked', k) FROM public.known k LIMIT 1").endswith("true")
+    with Database(owner).session() as session:
+        requests.withdraw(session, "known")
+
+
+@pytest.mark.one_major
+def test_temporary_tables_called_as_the_products(database: str) -> None:
+    opened = psycopg.connect(database)
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: opened, poolclass=sa.StaticPool)
+    with engine.begin() as connection:
+        for name in (
+            "models",
+            "ledger",
+            "pg_class",
+            "pg_namespace",
+            "pg_attribute",
+            "float8",
+            "int8",
+            "text",
+        ):
+            connection.exec_driver_sql(f"CREATE TEMP TABLE {name} (trap pg_catalog.int4)")
+    pg_dpml.train(engine, people.spec(), PRIVACY, name="m")
+    pg_dpml.evaluate(engine, "m", "known", public=True)
+    engine.dispose()
+
+
+@pytest.mark.one_major
+def test_a_table_of_traps(database: str, connection: psycopg.Connection) -> None:
+    """A superuser trains on another role's table: nothing of hers runs with his rights."""
+    with psycopg.connect(as_role(database, "postgres"), autocommit=True) as boss:
+        boss.execute(
+            "CREATE SCHEMA lair AUTHORIZATION mallory; ALTER ROLE postgres SET search_path = lair, public"
+        )
+    with psycopg.connect(as_role(database, "mallory"), autocommit=True) as mallory:
+        mallory.execute(
+            """
+            SET search_path = lair;
+            CREATE TYPE mood AS ENUM ('low', 'high');
+            CREATE TABLE sprung (by name DEFAULT current_user);
+            CREATE FUNCTION spring() RETURNS boolean LANGUAGE plpgsql AS
+                $$BEGIN INSERT INTO lair.sprung DEFAULT VALUES; RETURN true; END$$;
+            CREATE FUNCTION spring(mood) RETURNS text LANGUAGE plpgsql AS
+                $$BEGIN PERFORM lair.spring(); RETURN 'low'; END$$;
+            CREATE FUNCTION fire() RETURNS trigger LANGUAGE plpgsql AS
+                $$BEGIN PERFORM lair.spring(); RETURN NULL; END$$;
+            CREATE CAST (mood AS text) WITH FUNCTION spring(mood) AS IMPLICIT;
+            CREATE DOMAIN small AS numeric;
+            CREATE TABLE bait (id int, age float8, size small, mood mood, town text,
+                twice int GENERATED ALWAYS AS (id * 2) STORED, rich text);
+            INSERT INTO bait (id, age, size, mood, town, rich)
+                SELECT id, age, gain, 'high', town, rich FROM public.people;
+            ALTER DOMAIN small ADD CHECK (lair.spring()) NOT VALID;
+            ALTER TABLE bait ADD CHECK (lair.spring()) NOT VALID;
+            ALTER TABLE bait ALTER town SET DEFAULT lair.spring()::text;
+            CREATE FUNCTION count(small) RETURNS int LANGUAGE sql AS 'SELECT lair.spring()::int';
+            CREATE FUNCTION at_least(small, numeric) RETURNS boolean LANGUAGE sql AS 'SELECT lair.spring()';
+            CREATE OPERATOR > (LEFTARG = small, RIGHTARG = numeric, FUNCTION = at_least);
+            CREATE OPERATOR < (LEFTARG = small, RIGHTARG = numeric, FUNCTION = at_least);
+            CREATE TRIGGER fire AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON bait EXECUTE FUNCTION fire();
+            CREATE RULE spring AS ON UPDATE TO bait DO ALSO INSERT INTO sprung DEFAULT VALUES;
+            """
+        )
+        columns = (
+            Column("age", lower=0, upper=100),
+            Column("size", lower=0, upper=1000),
+            Column("mood"),
+            Column("town", levels=people.TOWNS),
+            Column("twice", lower=0, upper=2 * N),
+        )
+        data = DataSpec("bait", Label("rich", positive="yes", negative="no"), columns)
+        pg_dpml.train(database, data, PRIVACY, name="m")
+        for unit in ("size", "mood"):
+            others = tuple(column for column in columns if column.name != unit)
+            own = replace(data, unit=unit, columns=others)
+            pg_dpml.train(database, own, PRIVACY, BOLT_ON, name=f"by {unit}")
+        pg_dpml.evaluate(database, "m", "bait", public=True)
+        pg_dpml.predict(database, "m", "bait", id_column="mood", into="public.predicted")
+        check_table(database, data)
+        good(dpml(database, "inspect", "bait"))
+        good(dpml(database, "export", "m", "--format", "sql"))
+        assert scalar(mallory, "SELECT count(*) FROM lair.sprung") == 0
+        assert scalar(mallory, "SELECT lair.spring('low'::lair.mood) IS NOT NULL")
+        assert scalar(mallory, "SELECT count(*) FROM lair.sprung") == 1
+    connection.execute("ALTER ROLE postgres RESET search_path; DROP TABLE public.predicted")
+
+
+# Row-level security of the owner's table
+
+
+@pytest.mark.one_major
+def test_row_security_is_refused_wherever_it_hides(database: str, connection: psycopg.Connection) -> None:
+    """Of the table, and below views of either kind; a policy of a partition has no say in its parent."""
+    connection.execute(
+        """
+        CREATE TABLE wards AS TABLE people;
+        ALTER TABLE wards ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY own ON wards USING (town = current_user);
+        CREATE VIEW shown AS TABLE wards;
+        CREATE VIEW asked WITH (security_invoker) AS SELECT s.* FROM shown s;
+        CREATE MATERIALIZED VIEW kept AS TABLE wards;
+        CREATE TABLE parted (LIKE people) PARTITION BY LIST (town);
+        CREATE TABLE part PARTITION OF parted DEFAULT;
+        INSERT INTO parted TABLE people;
+        ALTER TABLE part ENABLE ROW LEVEL SECURITY;
+        GRANT SELECT ON wards, shown, asked, kept, parted, part TO carol;
+        """
+    )
+    train(database, "m")
+    before = scalar(connection, "SELECT count(*) FROM dpml.ledger")
+    for dsn in (as_role(database, "carol"), database):
+        for table in ("wards", "shown", "asked", "part"):
+            data = people.spec(table=table, definition_is_public=True)
+            with pytest.raises(pg_dpml.GuaranteeError, match=r"row-level security.*copy them into a table"):
+                pg_dpml.train(dsn, data, PRIVACY, BOLT_ON, name="x")
+            with pytest.raises(pg_dpml.GuaranteeError, match="row-level security"):
+                pg_dpml.plan(dsn, data, PRIVACY, BOLT_ON)
+            with pytest.raises(pg_dpml.GuaranteeError, match="row-level security"):
+                pg_dpml.evaluate(dsn, "m", table, privacy=PRIVACY, definition_is_public=True)
+        for table in ("kept", "parted"):
+            data = people.spec(table=table, definition_is_public=True)
+            assert pg_dpml.plan(dsn, data, PRIVACY, BOLT_ON).problem.n_rows == N
+    # in a filter, where it would hide rows of the role that asks
+    data = people.spec(where="id IN (SELECT id FROM wards)", definition_is_public=True)
+    with pytest.raises(pg_dpml.GuaranteeError, match=r'policy for table "wards".*copy them into a table'):
+        pg_dpml.train(as_role(database, "carol"), data, PRIVACY, BOLT_ON, name="x")
+    assert pg_dpml.plan(database, data, PRIVACY, BOLT_ON).problem.n_rows == N
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == before
+    connection.execute("DROP VIEW asked, shown; DROP MATERIALIZED VIEW kept; DROP TABLE wards, parted")
+
+
+# An analyst
+
+
+@pytest.mark.one_major
+def test_an_analyst_plans_and_predicts_and_no_more(database: str, connection: psycopg.Connection) -> None:
+    ann = as_role(database, "ann")
+    train(database, "m", owner="ann")
+    connection.execute("CREATE SCHEMA desk; GRANT USAGE, CREATE ON SCHEMA desk TO ann")
+    known = people.spec(table="known")
+    assert pg_dpml.plan(ann, known, PRIVACY).problem.n_rows == N
+    assert pg_dpml.predict(ann, "m", "known", id_column="id", into="desk.predicted") == N
+    assert pg_dpml.evaluate(ann, "m", "known", public=True).n_rows > 0
+    with pytest.raises(pg_dpml.SpecError, match=r'table people: it takes GRANT SELECT ON "people" TO "ann"'):
+        pg_dpml.plan(ann, people.spec(), PRIVACY)
+    curators = (
+        r"it takes GRANT dpml_curator TO \"ann\" \(dpml_analyst, to apply models only\), by a superuser"
+    )
+    with pytest.raises(pg_dpml.SpecError, match=curators):
+        pg_dpml.train(ann, known, PRIVACY, BOLT_ON, name="x")
+    with pytest.raises(pg_dpml.SpecError, match=curators):
+        pg_dpml.evaluate(ann, "m", "known", privacy=PRIVACY)
+    with pytest.raises(pg_dpml.DpmlError, match="permission denied"):
+        pg_dpml.compare(ann, known, methods=("bolt-on",), epsilons=(1.0,), splits=1, public=True)
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
+    connection.execute("DROP SCHEMA desk CASCADE")
+
+
+# The extension itself
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ("CREATE SCHEMA dpml AUTHORIZATION mallory", "schema dpml belongs to another role"),
+        ("CREATE SCHEMA dpml CREATE VIEW dpml.waiting AS SELECT 1", "has objects that are not pg_dpml's"),
+        ("CREATE SCHEMA dpml", None),
+    ],
+)
+def test_a_schema_made_before(database: str, schema: str, found: str | None) -> None:
+    """A stranger's functions in it would be called in the place of the extension's."""
+    name = "made_before"
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    with psycopg.connect(database, autocommit=True, dbname=name) as connection:
+        connection.execute(schema.encode())
+        if found is None:
+            connection.execute("CREATE EXTENSION pg_dpml; DROP EXTENSION pg_dpml; CREATE EXTENSION pg_dpml")
+        else:
+            with pytest.raises(errors.DuplicateSchema, match=found):
+                connection.execute("CREATE EXTENSION pg_dpml")
+            connection.execute("SET ROLE mallory")
+            with pytest.raises(errors.InsufficientPrivilege, match="permission denied to create extension"):
+                connection.execute("CREATE EXTENSION pg_dpml")
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name}".encode())
+
+
+def test_roles_that_cannot_be_created(database: str, connection: psycopg.Connection) -> None:
+    """Where a hosted server lets others create extensions: a hint in place of an error."""
+    script = scalar(
+        connection,
+        "SELECT pg_read_file(setting || '/extension/pg_dpml--' || (SELECT extversion FROM pg_extension "
+        "WHERE extname = 'pg_dpml') || '.sql') FROM pg_config WHERE name = 'SHAREDIR'",
+    )
+    block = script[script.rindex("DO $$") :]
+    block = block.replace("dpml_curator", "no_curator").replace("dpml_analyst", "no_analyst")
+    notices: list[tuple[str | None, str | None]] = []
+    with psycopg.connect(as_role(database, "mallory"), autocommit=True) as poor:
+        poor.add_notice_handler(lambda notice: notices.append((notice.message_primary, notice.message_hint)))
+        poor.execute(block)
+    assert notices == [
+        (
+            f'role "{role}" does not exist and cannot be created without CREATEROLE',
+            "Have it created, then drop and create the extension again, or grant by hand.",
+        )
+        for role in ("no_curator", "no_analyst")
+    ]
