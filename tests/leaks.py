@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What a run must keep to itself, taken at its source, and a search for it in everything that others may see."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+import pytest
+from psycopg import sql
+from rich.console import Console
+from rich.traceback import Traceback
+
+from pg_dpml.database import Session
+from pg_dpml.kernels import Noise
+from pg_dpml.methods import certified
+from pg_dpml.methods.job import GradientSums, GramSums, Job
+from pg_dpml.methods.minimise import Gradient
+from pg_dpml.methods.sgd import Sgd
+from pg_dpml.privacy import mechanisms, selection
+
+FloatArray = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint64]
+
+DIGITS = 8
+"""Significant digits by which a number is recognised; with fewer, chance would find what is no leak."""
+
+MOST_DIGITS = 15
+# Not in a name; but after a line feed or a tab that is written with a backslash.
+_NUMBER = re.compile(rb"(?:(?<![0-9A-Za-z_])|(?<=\\[nrt]))(\d*\.?\d+)(?:[eE][-+]?\d{1,3})?")
+_HEX = re.compile(rb"[0-9A-Fa-f]{16,}")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{11,}")
+_ESCAPE = re.compile(rb"\\+(?:x([0-9A-Fa-f]{2})|([0-3][0-7]{2}))")
+_HASH_BITS = 22
+
+
+def _digits(value: float) -> int:
+    """Significant digits of the shortest decimal of a number."""
+    return len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0"))
+
+
+@dataclass
+class Evidence:
+    """What was seen, and what its parts may stand for."""
+
+    data: bytes
+    decimals: dict[bytes, int] = field(init=False, repr=False)
+    """Decimals of at least so many digits, and of how many."""
+    hidden: bytes = field(init=False, repr=False)
+    """Hexadecimal digits, base64 and escapes, each as the bytes they may stand for."""
+
+    def __post_init__(self) -> None:
+        self.decimals = {}
+        for token in {match[0] for match in _NUMBER.finditer(self.data)}:
+            digits = len(re.split(rb"[eE]", token)[0].replace(b".", b"").lstrip(b"0"))
+            if digits >= DIGITS:
+                self.decimals[token] = min(digits, MOST_DIGITS)
+        parts = [bytes.fromhex(run[i : i + (len(run) - i) // 2 * 2].decode()) for run in self._all(_HEX) for i in (0, 1)]
+        for run in self._all(_BASE64):
+            parts += [base64.b64decode(run[i : i + (len(run) - i) // 4 * 4]) for i in range(4)]
+        if _ESCAPE.search(self.data):
+            parts.append(_ESCAPE.sub(lambda m: bytes([int(m[1], 16) if m[1] else int(m[2], 8)]), self.data))
+        self.hidden = bytes(8).join(parts)
+
+    def _all(self, pattern: re.Pattern[bytes]) -> set[bytes]:
+        return set(pattern.findall(self.data))
+
+
+class Secrets:
+    """Numbers and texts, and whether bytes show one: as decimals of 8 or more digits, or as float8 or float4.
+
+    Decimals may be rounded or cut off; bytes may come in either byte order, and as hexadecimal digits,
+    in base64 or with escapes.
+    """
+
+    def __init__(self) -> None:
+        self.texts: set[bytes] = set()
+        self._numbers: set[float] = set()
+        self._patterns: set[int] = set()
+        self._index: tuple[FloatArray, FloatArray, Bytes, npt.NDArray[np.bool_]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._numbers) + len(self.texts)
+
+    def add(self, values: npt.ArrayLike) -> None:
+        """Remember numbers in their order; those of few digits, such as 0.5, could be anyone's."""
+        flat = np.asarray(values, dtype=np.float64).reshape(-1)
+        own = flat[np.isfinite(flat)]
+        own = own[[_digits(value) >= DIGITS for value in own.tolist()]] if own.size else own
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = own.astype(np.float32)
+        self._numbers.update(abs(own).tolist())
+        self._numbers.update(v for v in abs(narrow).astype(np.float64).tolist() if 0.0 < v < np.inf)
+        # Four bytes alone are found by chance: with their neighbour, or with a length before them.
+        pairs = np.stack([narrow[:-1], narrow[1:]], axis=1)
+        counted = np.empty(narrow.size, [("length", ">i4"), ("value", ">f4")])
+        counted["length"], counted["value"] = 4, narrow
+        for order in "<>":
+            for wide in (own, -own):
+                self._remember(wide.astype(f"{order}f8").tobytes())
+            self._remember(pairs.astype(f"{order}f4").tobytes())
+        self._remember(counted.tobytes())
+        self._index = None
+
+    def _remember(self, data: bytes) -> None:
+        self._patterns.update(np.frombuffer(data, "<u8").tolist())
+
+    def find(self, seen: Evidence) -> list[str]:
+        """What of the secrets the evidence shows; empty for nothing."""
+        found = [text.decode() for text in self.texts if text in seen.data or text in seen.hidden]
+        return found + self._decimals(seen) + self.find_bytes(seen.data) + self.find_bytes(seen.hidden)
+
+    def find_bytes(self, data: bytes) -> list[str]:
+        """The numbers that stand in the data as float8, or as float4 beside each other."""
+        _, _, patterns, marks = self._indexed()
+        found: list[str] = []
+        for offset in range(min(8, len(data) - 7)):
+            words = np.frombuffer(data, "<u8", count=(len(data) - offset) // 8, offset=offset)
+            words = words[marks[_hash(words)]]
+            places = np.searchsorted(patterns, words).clip(0, max(patterns.size - 1, 0))
+            if words.size:
+                found += [f"bytes {word:016x}" for word in words[patterns[places] == words].tolist()]
+        return found
+
+    def _decimals(self, seen: Evidence) -> list[str]:
+        numbers, mantissas, _, _ = self._indexed()
+        if not seen.decimals:
+            return []
+        values = np.array([float(token) for token in seen.decimals])
+        lengths = np.array(list(seen.decimals.values()))
+        # Rounded or cut off: within one unit of the last digit.
+        shown = _near(numbers, values, 10.0 ** (1 - lengths))
+        # Of so many digits, wherever the point is.
+        shown |= _near(mantissas, _mantissa(values), 10.0 ** (1 - lengths)) & (lengths >= 12)
+        return [token.decode() for token, hit in zip(seen.decimals, shown, strict=True) if hit]
+
+    def _indexed(self) -> tuple[FloatArray, FloatArray, Bytes, npt.NDArray[np.bool_]]:
+        if self._index is None:
+            numbers = np.array(sorted(self._numbers))
+            patterns = np.array(sorted(self._patterns), dtype=np.uint64)
+            marks = np.zeros(2**_HASH_BITS, dtype=np.bool_)
+            marks[_hash(patterns)] = True
+            self._index = numbers, np.sort(_mantissa(numbers)), patterns, marks
+        return self._index
+
+
+def _hash(words: Bytes) -> Bytes:
+    return (words * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - _HASH_BITS)
+
+
+def _mantissa(values: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        scaled = values / 10.0 ** np.floor(np.log10(values))
+    return np.where(np.isfinite(scaled), scaled, 0.0)
+
+
+def _near(secrets: FloatArray, values: FloatArray, tolerance: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which values are within a relative tolerance of a secret; secrets are sorted."""
+    if secrets.size == 0:
+        return np.zeros(values.shape, dtype=np.bool_)
+    above = np.searchsorted(secrets, values).clip(1, max(secrets.size - 1, 1))
+    nearest = np.minimum(
+        abs(secrets[np.minimum(above, secrets.size - 1)] - values), abs(secrets[above - 1] - values)
+    )
+    return np.asarray((nearest <= tolerance * abs(values)) & np.isfinite(values))
+
+
+# At the source
+
+
+def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
+    """Remember whatever is un-noised where a private run has it, and the noise itself.
+
+    What the steps of noise in every step leave (dp-sgd, bst14, scs13) and what follows a release carries
+    noise, and is no secret.
+    """
+    release, choose, close = mechanisms.release, selection.choose, Job.close
+    gradient, hessian, gram, minimise = Job.gradient, Job.hessian, Job.gram, certified.minimise
+
+    def recorded_release(weights: FloatArray, noise: mechanisms.ReleaseNoise, source: Noise) -> FloatArray:
+        released = release(weights, noise, source)
+        secrets.add(weights)
+        secrets.add(released - weights)
+        return released
+
+    def recorded_choose(errors: list[float], *more: Any) -> int:
+        secrets.add(errors)
+        return choose(errors, *more)
+
+    def recorded_gradient(self: Job, *arguments: Any) -> GradientSums:
+        sums = gradient(self, *arguments)
+        for part in (sums.gradient, sums.losses):
+            if part is not None:
+                secrets.add(part)
+        return sums
+
+    def recorded_hessian(self: Job, *arguments: Any) -> FloatArray:
+        found = hessian(self, *arguments)
+        secrets.add(found)
+        return found
+
+    def recorded_gram(self: Job) -> GramSums:
+        sums = gram(self)
+        secrets.add(sums.xx)
+        secrets.add(sums.xy)
+        return sums
+
+    def recorded_minimise(function: Gradient, *arguments: Any, **more: Any) -> tuple[FloatArray, int]:
+        def recorded(weights: FloatArray) -> FloatArray:
+            secrets.add(weights)
+            return function(weights)
+
+        return minimise(recorded, *arguments, **more)
+
+    def recorded_close(self: Job) -> None:
+        _look(self, secrets)
+        close(self)
+
+    monkeypatch.setattr(mechanisms, "release", recorded_release)
+    monkeypatch.setattr(selection, "choose", recorded_choose)
+    monkeypatch.setattr(certified, "minimise", recorded_minimise)
+    for name, function in (
+        ("gradient", recorded_gradient),
+        ("hessian", recorded_hessian),
+        ("gram", recorded_gram),
+        ("close", recorded_close),
+    ):
+        monkeypatch.setattr(Job, name, function)
+
+
+def _look(job: Job, secrets: Secrets) -> None:
+    """Rows of the packed blocks, and the states of all passes, while they exist."""
+    rows = sql.SQL("SELECT u.x FROM {} AS b, dpml.unpack(b.block) AS u LIMIT 20").format(job.packed.blocks)
+    for (x,) in job.session.fetch(rows):
+        secrets.add(np.array(x, dtype=np.float32))
+    if not isinstance(job.plan.work, Sgd) or job.plan.work.noise is not None:
+        return
+    for table in [table for table in job._tables if ".\"state_" in table.as_string()]:
+        states = sql.SQL("SELECT (state).weights, (state).average FROM {}").format(table)
+        for parts in job.session.fetch(states):
+            for part in parts:
+                if part is not None:
+                    secrets.add(part)
+
+
+# Where it could be seen
+
+
+class Sightings(dict[str, list[str]]):
+    """What was found, by the place where it was."""
+
+    def look(self, place: str, data: bytes, secrets: Iterable[Secrets]) -> None:
+        seen = Evidence(data)
+        found = [hit for one in secrets for hit in one.find(seen)]
+        if found:
+            self.setdefault(place, []).extend(found)
+
+
+class Watcher:
+    """Collects what can be seen while runs last: of sessions, temporary files, notices, logs of Python."""
+
+    def __init__(self, dsn: str, folders: Iterable[Path]) -> None:
+        self.seen: dict[str, set[bytes]] = {"activity": set(), "temporary files": set()}
+        self.notices: list[str] = []
+        self.logged: list[str] = []
+        self._dsn = dsn
+        self._folders = list(folders)
+        self._stop = threading.Event()
+        self.sessions: list[Session] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[Watcher]:
+        """A second session looks on, again and again, until the block ends."""
+        thread = threading.Thread(target=self._sample)
+        handler = _Collect(self.logged)
+        root = logging.getLogger()
+        level = root.level
+        root.addHandler(handler)
+        root.setLevel(logging.DEBUG)
+        self._stop.clear()
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            thread.join()
+            root.setLevel(level)
+            root.removeHandler(handler)
+
+    def hear(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Collect the notices of every session from now on."""
+        start = Session.__init__
+
+        def heard(session: Session, connection: Any) -> None:
+            start(session, connection)
+            self.sessions.append(session)
+            session.driver.add_notice_handler(
+                lambda d: self.notices.append(
+                    "\n".join(str(part) for part in (d.message_primary, d.message_detail, d.context))
+                )
+            )
+
+        monkeypatch.setattr(Session, "__init__", heard)
+
+    def _sample(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True, application_name="watcher") as connection:
+            while not self._stop.wait(0.01):
+                try:
+                    for row in connection.execute("SELECT to_jsonb(a)::text FROM pg_stat_activity AS a"):
+                        self.seen["activity"].add(_without_times(row[0]).encode())
+                except psycopg.OperationalError:  # the server restarts after a crash
+                    return
+                for folder in self._folders:
+                    self.seen["temporary files"].update(contents(folder))
+
+    def look(self, secrets: Iterable[Secrets], found: Sightings) -> None:
+        for place, parts in self.seen.items():
+            found.look(place, b"\n".join(parts), secrets)
+        found.look("notices", "\n".join(self.notices).encode(), secrets)
+        found.look("logs of Python", "\n".join(self.logged).encode(), secrets)
+
+
+class _Collect(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.DEBUG)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
+
+
+def _without_times(row: str) -> str:
+    """A row of pg_stat_activity by which two looks at the same statement are the same."""
+    return re.sub(r'"(?:query_start|state_change|backend_xmin|backend_xid)": [^,}]*', "", row)
+
+
+def contents(folder: Path, since: float = 0.0) -> Iterator[bytes]:
+    """What the files below a folder hold that were written since; those that vanish meanwhile are left out."""
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file() and path.stat().st_mtime >= since:
+                yield path.read_bytes()
+        except OSError:
+            continue
+
+
+def exception_texts(error: BaseException) -> Iterator[str]:
+    """All that can be printed of an exception: its chain, hidden parts too, and the variables of its frames."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        waiting += [one.__cause__, one.__context__]
+        yield "".join(traceback.format_exception(one))
+        yield repr(vars(one))
+        console = Console(file=None, width=200, record=True, quiet=True)
+        console.print(
+            Traceback.from_exception(
+                type(one), one, one.__traceback__, show_locals=True, locals_max_length=None, locals_max_string=None
+            )
+        )
+        yield console.export_text()
+
+
+def relations(connection: psycopg.Connection) -> Iterator[tuple[str, set[bytes]]]:
+    """The rows of every relation that the connection's role may read, as lines."""
+    names = connection.execute(
+        "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n "
+        "ON n.oid = c.relnamespace WHERE c.relkind = ANY ('{r,v,m,p,f}') "
+        "AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') "
+        "AND n.nspname <> 'information_schema' ORDER BY 1"
+    ).fetchall()
+    for (name,) in names:
+        try:
+            with connection.cursor() as cursor, cursor.copy(f"COPY (SELECT * FROM {name}) TO STDOUT") as copy:
+                rows = b"".join(bytes(part) for part in copy)
+        except psycopg.Error:  # a view whose functions need more rights
+            continue
+        yield name, set(rows.splitlines())
