@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What a run must keep to itself, taken at its source, and a search for it in everything that others may see."""
+"""What a run must keep to itself, taken at its source, and a search for it in all that others may see."""
 
 from __future__ import annotations
 
 import base64
+import json
 import logging
+import pickle
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
@@ -19,12 +22,12 @@ import numpy.typing as npt
 import psycopg
 import pytest
 from psycopg import sql
-from rich.console import Console
-from rich.traceback import Traceback
 
+from pg_dpml import cli
 from pg_dpml.database import Session
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import certified
+from pg_dpml.methods import minimise as minimiser
 from pg_dpml.methods.job import GradientSums, GramSums, Job
 from pg_dpml.methods.minimise import Gradient
 from pg_dpml.methods.sgd import Sgd
@@ -37,6 +40,7 @@ DIGITS = 8
 """Significant digits by which a number is recognised; with fewer, chance would find what is no leak."""
 
 MOST_DIGITS = 15
+TESTS = (Path(__file__).parent, Path(__file__).parent / "database")
 # Not in a name; but after a line feed or a tab that is written with a backslash.
 _NUMBER = re.compile(rb"(?:(?<![0-9A-Za-z_])|(?<=\\[nrt]))(\d*\.?\d+)(?:[eE][-+]?\d{1,3})?")
 _HEX = re.compile(rb"[0-9A-Fa-f]{16,}")
@@ -66,7 +70,11 @@ class Evidence:
             digits = len(re.split(rb"[eE]", token)[0].replace(b".", b"").lstrip(b"0"))
             if digits >= DIGITS:
                 self.decimals[token] = min(digits, MOST_DIGITS)
-        parts = [bytes.fromhex(run[i : i + (len(run) - i) // 2 * 2].decode()) for run in self._all(_HEX) for i in (0, 1)]
+        parts = [
+            bytes.fromhex(run[i : i + (len(run) - i) // 2 * 2].decode())
+            for run in self._all(_HEX)
+            for i in (0, 1)
+        ]
         for run in self._all(_BASE64):
             parts += [base64.b64decode(run[i : i + (len(run) - i) // 4 * 4]) for i in range(4)]
         if _ESCAPE.search(self.data):
@@ -111,6 +119,13 @@ class Secrets:
                 self._remember(wide.astype(f"{order}f8").tobytes())
             self._remember(pairs.astype(f"{order}f4").tobytes())
         self._remember(counted.tobytes())
+        self._index = None
+
+    def merge(self, other: Secrets) -> None:
+        """Add all that another process found."""
+        self.texts |= other.texts
+        self._numbers |= other._numbers
+        self._patterns |= other._patterns
         self._index = None
 
     def _remember(self, data: bytes) -> None:
@@ -186,7 +201,7 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
     noise, and is no secret.
     """
     release, choose, close = mechanisms.release, selection.choose, Job.close
-    gradient, hessian, gram, minimise = Job.gradient, Job.hessian, Job.gram, certified.minimise
+    gradient, hessian, gram, minimise = Job.gradient, Job.hessian, Job.gram, minimiser.minimise
 
     def recorded_release(weights: FloatArray, noise: mechanisms.ReleaseNoise, source: Noise) -> FloatArray:
         released = release(weights, noise, source)
@@ -246,7 +261,7 @@ def _look(job: Job, secrets: Secrets) -> None:
         secrets.add(np.array(x, dtype=np.float32))
     if not isinstance(job.plan.work, Sgd) or job.plan.work.noise is not None:
         return
-    for table in [table for table in job._tables if ".\"state_" in table.as_string()]:
+    for table in [table for table in job._tables if '."state_' in table.as_string()]:
         states = sql.SQL("SELECT (state).weights, (state).average FROM {}").format(table)
         for parts in job.session.fetch(states):
             for part in parts:
@@ -346,7 +361,7 @@ def _without_times(row: str) -> str:
 
 
 def contents(folder: Path, since: float = 0.0) -> Iterator[bytes]:
-    """What the files below a folder hold that were written since; those that vanish meanwhile are left out."""
+    """What the files below a folder hold that were written since then, but those that vanish meanwhile."""
     for path in folder.rglob("*"):
         try:
             if path.is_file() and path.stat().st_mtime >= since:
@@ -356,7 +371,7 @@ def contents(folder: Path, since: float = 0.0) -> Iterator[bytes]:
 
 
 def exception_texts(error: BaseException) -> Iterator[str]:
-    """All that can be printed of an exception: its chain, hidden parts too, and the variables of its frames."""
+    """All that can be printed of an exception: its chain, hidden parts too, and its frames' variables."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -367,13 +382,10 @@ def exception_texts(error: BaseException) -> Iterator[str]:
         waiting += [one.__cause__, one.__context__]
         yield "".join(traceback.format_exception(one))
         yield repr(vars(one))
-        console = Console(file=None, width=200, record=True, quiet=True)
-        console.print(
-            Traceback.from_exception(
-                type(one), one, one.__traceback__, show_locals=True, locals_max_length=None, locals_max_string=None
-            )
-        )
-        yield console.export_text()
+        with np.printoptions(precision=17, threshold=sys.maxsize):
+            for frame, _ in traceback.walk_tb(one.__traceback__):
+                if Path(frame.f_code.co_filename).parent not in TESTS:
+                    yield from (f"{name} = {value!r}" for name, value in frame.f_locals.items())
 
 
 def relations(connection: psycopg.Connection) -> Iterator[tuple[str, set[bytes]]]:
@@ -386,8 +398,19 @@ def relations(connection: psycopg.Connection) -> Iterator[tuple[str, set[bytes]]
     ).fetchall()
     for (name,) in names:
         try:
-            with connection.cursor() as cursor, cursor.copy(f"COPY (SELECT * FROM {name}) TO STDOUT") as copy:
-                rows = b"".join(bytes(part) for part in copy)
+            (rows,) = connection.execute(
+                f"SELECT coalesce(string_agg(r::text, E'\\n'), '') FROM {name} AS r".encode()
+            ).fetchall()[0]
         except psycopg.Error:  # a view whose functions need more rights
             continue
-        yield name, set(rows.splitlines())
+        yield name, set(rows.encode().splitlines())
+
+
+def run_commands(file: str, commands: str) -> None:
+    """Run commands, a JSON list of lists, and write what their runs keep to themselves to a file."""
+    secrets = Secrets()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        record(monkeypatch, secrets)
+        for arguments in json.loads(commands):
+            cli.app(arguments, standalone_mode=False)
+    Path(file).write_bytes(pickle.dumps(secrets))

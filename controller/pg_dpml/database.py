@@ -305,7 +305,9 @@ class Session:
         except psycopg.OperationalError:  # no connection, cancelled, out of resources
             raise
         except psycopg.Error:
-            raise SpecError(failed) from None
+            pass
+        # Outside the except block: the server's error, which may quote a row, is no part of this one.
+        raise SpecError(failed)
 
     def _escaped(self, query: sql.Composable) -> sql.Composed:
         """With the percent signs of identifiers and literals doubled: psycopg looks for placeholders."""

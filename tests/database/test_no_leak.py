@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import json
+import logging
+import math
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +29,13 @@ import pytest
 
 import leaks
 import pg_dpml
-from leaks import FloatArray, Secrets, Sightings, Watcher
+from leaks import Evidence, FloatArray, Secrets, Sightings, Watcher
 from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
 from pg_dpml.database import Database, Session, array_parameter, sql
 from pg_dpml.embedded import EmbeddedServer, find_pg_config
-from pg_dpml.errors import DpmlError, RunFailedError, SpecError
+from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.extension import Sources, pg_config_paths
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
 
@@ -101,11 +104,21 @@ LABELS = {
     "regression": Label("cost", lower=0, upper=1000),
 }
 SENTINEL_TEXTS = ("@sentinel.example", "note Q93-7", "ward-Z77", "outcome-X55")
+# Age, pulse, ward, clinic, smoker, outcome, grade, cost.
 BAD_ROWS: tuple[tuple[Any, ...], ...] = (
-    (8.7654321098e207, [7.1234567891e19, None, float("nan")], "ward-Z77", "c3", None, "outcome-X55", 77, -1.2345678912e99),
-    (float("nan"), [1.0987654321], "ward-Z77 and more", "c-none", True, None, None, float("inf")),
+    (
+        8.7654321098e207,
+        [7.12345678e19, None, math.nan],
+        "ward-Z77",
+        "c3",
+        None,
+        "outcome-X55",
+        77,
+        -1.23456789e99,
+    ),
+    (math.nan, [1.0987654321], "ward-Z77 and more", "c-none", True, None, None, math.inf),
     (-6.5432109876e-7, [], None, None, False, "outcome-X55", -3, 6.6677788899e7),
-)  # fmt: skip
+)
 
 
 def make_rows(secrets: Secrets) -> list[tuple[Any, ...]]:
@@ -131,7 +144,7 @@ def spec(task: str = "binary", table: str = "patients", *, sparse: bool = False,
 
 @dataclass
 class House:
-    """A talkative server, and what may not be seen of its rows (`rows`) and of all runs so far (`unnoised`)."""
+    """A talkative server, and what nobody may see: of its rows, and of all runs so far (`unnoised`)."""
 
     server: EmbeddedServer
     data: Path
@@ -182,7 +195,9 @@ def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         major = 15
         explains = False
         with contextlib.suppress(SpecError):
-            explains = (Path(pg_config_paths(find_pg_config(major))["PKGLIBDIR"]) / "auto_explain.so").is_file()
+            explains = (
+                Path(pg_config_paths(find_pg_config(major))["PKGLIBDIR"]) / "auto_explain.so"
+            ).is_file()
         if not explains:
             pytest.skip("there is no PostgreSQL 15 with auto_explain and pg_stat_statements")
     settings = TALKATIVE | EXPLAINING if request.param else TALKATIVE
@@ -277,7 +292,7 @@ def sweep(
 # The matrix
 
 PURE = PrivacySpec(2.0, 0.0)
-UNIT = {"unit": "email", "max_rows_per_unit": 2}
+UNIT: dict[str, Any] = {"unit": "email", "max_rows_per_unit": 2}
 RUNS: dict[str, tuple[DataSpec, PrivacySpec, TrainSpec]] = {
     "auto": (spec(), PRIVACY, TrainSpec()),
     "whitened-dp-gd": (spec("multiclass", **UNIT), PRIVACY, TrainSpec(method="whitened-dp-gd", passes=5)),
@@ -332,7 +347,10 @@ def test_nothing_is_seen_of_any_method(
 
 def extension_messages(house: House) -> list[dict[str, Any]]:
     """What the extension's own C code wrote to the log, of any level: the noise of steps is known to it alone."""
-    ours = {path.name for path in Sources.find().c_files()} - {"json.c", "encode.c"}  # PostgreSQL has these too
+    ours = {path.name for path in Sources.find().c_files()} - {
+        "json.c",
+        "encode.c",
+    }  # PostgreSQL has these too
     records = [json.loads(line) for line in (house.data / "log" / "server.json").read_text().splitlines()]
     assert records
     return [record for record in records if record.get("file_name") in ours]
@@ -342,7 +360,12 @@ def extension_messages(house: House) -> list[dict[str, Any]]:
 
 
 def fail(
-    house: House, data: DataSpec, training: TrainSpec, name: str, at_pass: Callable[[Session], None] | None, watcher: Watcher
+    house: House,
+    data: DataSpec,
+    training: TrainSpec,
+    name: str,
+    at_pass: Callable[[Session], None] | None,
+    watcher: Watcher,
 ) -> BaseException:
     """The error of a run that something is done to after its second pass."""
 
@@ -350,7 +373,7 @@ def fail(
         if at_pass is not None and phase == "pass" and done == 2:
             at_pass(watcher.sessions[-1])
 
-    with pytest.raises(RunFailedError, match="stay charged") as caught:
+    with pytest.raises((RunFailedError, RunInterrupted), match="stay charged") as caught:
         pg_dpml.train(house.curator, data, PRIVACY, training, name=name, progress=progress)
     return caught.value
 
@@ -397,11 +420,289 @@ def test_nothing_is_seen_of_runs_that_fail(
 
         monkeypatch.setattr(Session, "copy_row", cut)
 
+    def interrupt(session: Session) -> None:
+        raise KeyboardInterrupt
+
     errors = []
     for name, training in (("bolt-on", LONG), ("whitened", LONG_DESCENT)):
-        for what in (cancel, terminate, hurry):
+        for what in (cancel, terminate, hurry, interrupt):
             errors.append(fail(house, spec(), training, f"{name}, {what.__name__}", what, watcher))
     errors.append(fail(house, spec(), LONG_DESCENT, "spoiled", spoil, watcher))
-    monkeypatch.undo
     printed = capfd.readouterr()
     assert sweep(house, watcher, printed.out + printed.err, errors=errors) == {}
+
+
+def test_nothing_is_left_by_a_killed_backend(
+    house: House, watcher: Watcher, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def kill(session: Session) -> None:
+        os.kill(session.driver.info.backend_pid, signal.SIGKILL)
+
+    error = fail(house, spec(), LONG, "killed", kill, watcher)
+    until = time.monotonic() + TIMEOUT_S
+    while True:  # the whole server starts again
+        try:
+            psycopg.connect(house.quiet).close()
+            break
+        except psycopg.OperationalError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    printed = capfd.readouterr()
+    assert sweep(house, watcher, printed.out + printed.err, errors=[error]) == {}
+
+
+def test_what_a_row_makes_fail_is_told_to_the_server_log_alone(
+    house: House, watcher: Watcher, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """PostgreSQL itself writes the value that a view or a filter of the owner's fails on to its log."""
+    errors: list[BaseException] = []
+    data = spec(table="broken", definition_is_public=True)
+    errors.append(fail(house, data, TrainSpec(method="bolt-on", passes=1), "broken", None, watcher))
+    filtered = spec(where="note::int > 0", definition_is_public=True)
+    with pytest.raises(SpecError, match="may quote a row") as refused:
+        pg_dpml.plan(house.curator, filtered, PRIVACY)
+    errors.append(refused.value)
+    with pytest.raises(DpmlError) as compared:
+        pg_dpml.compare(house.curator, data, methods=["bolt-on"], epsilons=[1.0], splits=1, owner=True)
+    errors.append(compared.value)
+    logged = b"".join(house.new_log())
+    assert b'invalid input syntax for type integer: "note Q93-7' in logged
+    printed = capfd.readouterr()
+    assert sweep(house, watcher, printed.out + printed.err, errors=errors) == {}
+
+
+# The command line
+
+
+def test_nothing_is_seen_of_commands(house: House, watcher: Watcher, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(
+        'table = "patients"\n[label]\ncolumn = "outcome"\npositive = "well"\nnegative = "ill"\n'
+        '[columns.age]\nlower = 0\nupper = 120\n[columns.ward]\nlevels = ["north", "south"]\n'
+    )
+    (tmp_path / "grid.toml").write_text(
+        '[grid]\nlambda = [0.0, 0.1]\n[training]\nmethod = "bolt-on"\npasses = 2\n'
+    )
+    data = str(tmp_path / "spec.toml")
+    epsilon, as_json = ("--epsilon", "1"), ("--format", "json")
+    bolt_on = ("--method", "bolt-on")
+    commands = [
+        ("train", data, *epsilon, *bolt_on, "--lambda", "0.1", "--name", "by command"),
+        ("train", data, *epsilon, "--name", "by command too", *as_json),
+        ("tune", data, *epsilon, "--grid", str(tmp_path / "grid.toml"), "--name", "tuned by command"),
+        ("evaluate", "by command", "--table", "others", *epsilon, *as_json),
+        ("compare", data, "--owner", "--epsilons", "1", "--splits", "1", "--methods", "bolt-on,lbfgs"),
+        ("report", "by command", "--table", "others", "--public", "-o", str(house.client / "report.html")),
+        ("show", "by command", *as_json),
+    ]
+    environment = os.environ | house.server.environment
+    environment |= {"PGDATABASE": "house", "PGUSER": "curator", "TMPDIR": str(house.client)}
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, leaks.TESTS[:1])), "PYTHONDONTWRITEBYTECODE": "1"}
+    secrets = tmp_path / "secrets"
+    driver = "import leaks, sys; leaks.run_commands(*sys.argv[1:])"
+    run = subprocess.run(
+        [sys.executable, "-c", driver, str(secrets), json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    house.unnoised.merge(pickle.loads(secrets.read_bytes()))
+    assert run.stdout.count("NOT PRIVATE") > 0  # the comparison was shown to the owner
+    assert (house.client / "report.html").stat().st_size > 0
+    assert sweep(house, watcher, run.stdout + run.stderr) == {}
+
+
+# The search
+
+HIDING_PLACES: dict[str, Callable[[FloatArray], bytes]] = {
+    "repr": lambda w: repr(w.tolist()).encode(),
+    "numpy": lambda w: str(w).encode(),
+    "8 digits": lambda w: " ".join(f"{value:.7e}" for value in w).encode(),
+    "8 digits, cut off": lambda w: b" ".join(repr(value).encode()[:11] for value in abs(w).tolist()),
+    "15 digits": lambda w: ",".join(f"{value:.15g}" for value in w).encode(),
+    "an array in JSON in a log": lambda w: f'"line\\n{w[0]!r}\\t{w[1]!r}"'.encode(),
+    "without the point": lambda w: f"{abs(w[0]) * 1e3:.12f}".encode(),
+    "float4 as text": lambda w: str(w.astype(np.float32).tolist()).encode(),
+    "float8": lambda w: b"x" + w.tobytes(),
+    "float8, network order": lambda w: b"xyz" + w.astype(">f8").tobytes(),
+    "float4": lambda w: b"x" + w.astype("<f4").tobytes(),
+    "float4, network order": lambda w: b"x" + w.astype(">f4").tobytes(),
+    "float4, each with its length": lambda w: b"".join(b"\0\0\0\4" + struct.pack(">f", v) for v in w),
+    "hexadecimal": lambda w: b"\\x" + w.tobytes().hex().encode(),
+    "hexadecimal, cut": lambda w: b"f" + w.tobytes().hex().upper().encode(),
+    "base64": lambda w: b"data:" + base64.b64encode(b"ab" + w.tobytes()),
+    "escapes of a bytea": lambda w: "".join(f"\\{byte:03o}" for byte in w.tobytes()).encode(),
+    "bytes of Python": lambda w: repr(w.tobytes()).encode(),
+    "minus the value": lambda w: (-w).tobytes(),
+}
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_the_search_finds_numbers_in_any_form(place: str) -> None:
+    weights = np.array([0.12345678912345, -3.9876543298765, 4.4332211009988e-5, 271828.18284590])
+    secrets = Secrets()
+    secrets.add(weights)
+    shown = HIDING_PLACES[place](weights)
+    assert secrets.find(Evidence(shown)) != []
+    assert secrets.find(Evidence(b"before " + shown + b" after")) != []
+    assert secrets.find(Evidence(HIDING_PLACES[place](weights * 1.00001))) == []
+
+
+def test_the_search_leaves_others_numbers_alone() -> None:
+    rng = np.random.default_rng(3)
+    secrets = Secrets()
+    secrets.add(rng.normal(size=5000))
+    secrets.add([0.0, 0.5, -1.0, 300.0, 0.125])
+    others = rng.normal(size=5000)
+    text = (
+        b"0.5 300 0.125 2026-11-28 09:22:04.123 duration: 0.123 ms weights_0123456789abcdef "
+        + str(others.tolist()).encode()
+    )
+    assert secrets.find(Evidence(text + others.tobytes() + others.astype("<f4").tobytes())) == []
+
+
+# Planted leaks
+
+STORED: dict[str, float] = {}
+LEAKS: dict[str, tuple[str, Callable[[Session, FloatArray], None]]] = {}
+
+
+def leak(place: str) -> Callable[[Callable[[Session, FloatArray], None]], Callable[..., None]]:
+    def remember(function: Callable[[Session, FloatArray], None]) -> Callable[..., None]:
+        LEAKS[function.__name__] = place, function
+        return function
+
+    return remember
+
+
+@leak("notices")
+def in_a_notice(session: Session, weights: FloatArray) -> None:
+    session.execute(sql.SQL("DO {}").format(sql.Literal(f"BEGIN RAISE NOTICE 'w = {weights}'; END")))
+
+
+@leak("server log")
+def as_a_parameter(session: Session, weights: FloatArray) -> None:
+    session.fetch(sql.SQL("SELECT %(w)s::float8[]"), {"w": weights.tolist()})
+
+
+@leak("server log")
+def as_a_binary_parameter(session: Session, weights: FloatArray) -> None:
+    session.fetch(sql.SQL("SELECT %(w)s"), {"w": array_parameter(weights)})
+
+
+@leak("server log")
+def as_bytes(session: Session, weights: FloatArray) -> None:
+    session.fetch(sql.SQL("SELECT %(w)s"), {"w": weights.tobytes()})
+
+
+@leak("server log")
+def in_a_statement(session: Session, weights: FloatArray) -> None:
+    session.fetch(sql.SQL("SELECT {}").format(sql.Literal(" ".join(f"{weight:.8g}" for weight in weights))))
+
+
+@leak("server log")
+def in_a_failed_copy(session: Session, weights: FloatArray) -> None:
+    session.execute(sql.SQL("SAVEPOINT s"))
+    session.execute(sql.SQL("CREATE TEMP TABLE w (weights int)"))
+    with contextlib.suppress(psycopg.Error), session.driver.cursor().copy("COPY w FROM STDIN") as copy:
+        copy.write(f"{weights[0]!r}\n")
+    session.execute(sql.SQL("ROLLBACK TO s"))
+
+
+@leak("server log")
+def in_a_constraint(session: Session, weights: FloatArray) -> None:
+    session.execute(sql.SQL("SAVEPOINT s"))
+    session.execute(sql.SQL("CREATE TEMP TABLE w (weights float8[] CHECK (cardinality(weights) = 0))"))
+    with contextlib.suppress(psycopg.Error):
+        session.copy_row(sql.Identifier("w"), ["float8[]"], [weights])
+    session.execute(sql.SQL("ROLLBACK TO s"))
+
+
+@leak("activity")
+def in_the_name_of_the_session(session: Session, weights: FloatArray) -> None:
+    session.execute(sql.SQL("SET application_name = {}").format(sql.Literal(f"loss {weights[0]!r}")))
+    time.sleep(0.2)
+
+
+@leak("analyst: dpml.models")
+def in_the_stored_model(session: Session, weights: FloatArray) -> None:
+    STORED["loss"] = float(weights[0])
+
+
+@leak("superuser: dpml_work.left_over")
+def in_a_table_left(session: Session, weights: FloatArray) -> None:
+    session.execute(sql.SQL("CREATE UNLOGGED TABLE dpml_work.left_over (w float8[])"))
+    session.copy_row(sql.Identifier("dpml_work", "left_over"), ["float8[]"], [weights])
+
+
+@leak("files of the server")
+def in_a_logged_table(session: Session, weights: FloatArray) -> None:
+    session.execute(sql.SQL("CREATE TABLE dpml_work.logged (w float8[])"))
+    session.copy_row(sql.Identifier("dpml_work", "logged"), ["float8[]"], [weights])
+    session.execute(sql.SQL("DROP TABLE dpml_work.logged"))
+
+
+@leak("files of the client")
+def in_a_file(session: Session, weights: FloatArray) -> None:
+    handle, _ = tempfile.mkstemp()
+    with os.fdopen(handle, "wb") as file:
+        np.save(file, weights.astype(np.float32))
+
+
+@leak("terminal")
+def on_the_terminal(session: Session, weights: FloatArray) -> None:
+    print(weights, file=sys.stderr)  # noqa: T201
+
+
+@leak("logs of Python")
+def in_a_log_of_python(session: Session, weights: FloatArray) -> None:
+    logging.getLogger("pg_dpml").debug("weights %s", weights)
+
+
+@leak("exception")
+def in_what_an_exception_hides(session: Session, weights: FloatArray) -> None:
+    raise ValueError(f"no model: {weights}")
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_planted_leak_is_found(
+    name: str,
+    house: House,
+    watcher: Watcher,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    place, plant = LEAKS[name]
+    release, run_charged, record = bolt_on.release, TRAIN.run_charged, Sgd.record
+
+    def leaking_release(plan: Plan, weights: FloatArray) -> FloatArray:
+        released = release(plan, weights)
+        plant(watcher.sessions[-1], weights)
+        return released
+
+    def hiding(database: Database, work: Callable[[Session], Any], **words: Any) -> Any:
+        """As it should not be: raised inside the except block."""
+        try:
+            with database.session("REPEATABLE READ") as session:
+                return work(session)
+        except Exception:
+            raise RunFailedError("the run failed") from None
+
+    monkeypatch.setattr(bolt_on, "release", leaking_release)
+    monkeypatch.setattr(TRAIN, "run_charged", hiding if place == "exception" else run_charged)
+    monkeypatch.setattr(Sgd, "record", lambda self, n_rows: record(self, n_rows) | STORED)
+    STORED.clear()
+    errors: list[BaseException] = []
+    try:
+        train(house, f"planted {name}", spec(), PRIVACY, TrainSpec(method="bolt-on", passes=1))
+    except RunFailedError as error:
+        errors.append(error)
+    printed = capfd.readouterr()
+    found = sweep(house, watcher, printed.out + printed.err, errors=errors)
+    for path in house.client.iterdir():
+        path.unlink()
+    with psycopg.connect(house.quiet, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS dpml_work.left_over")
+        connection.execute("DELETE FROM dpml.models")
+    assert place in found
