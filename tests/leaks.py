@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 import re
+import struct
 import sys
 import threading
 import traceback
@@ -145,7 +146,8 @@ class Secrets:
             words = words[marks[_hash(words)]]
             places = np.searchsorted(patterns, words).clip(0, max(patterns.size - 1, 0))
             if words.size:
-                found += [f"bytes {word:016x}" for word in words[patterns[places] == words].tolist()]
+                hits = words[patterns[places] == words]
+                found += [f"{hit.tobytes().hex()}, {hit.view(np.float64)!r}" for hit in hits]
         return found
 
     def _decimals(self, seen: Evidence) -> list[str]:
@@ -317,8 +319,8 @@ class Watcher:
         """Collect the notices of every session from now on."""
         start = Session.__init__
 
-        def heard(session: Session, connection: Any) -> None:
-            start(session, connection)
+        def heard(session: Session, *given: Any) -> None:
+            start(session, *given)
             self.sessions.append(session)
             session.driver.add_notice_handler(
                 lambda d: self.notices.append(
@@ -337,7 +339,7 @@ class Watcher:
                 except psycopg.OperationalError:  # the server restarts after a crash
                     return
                 for folder in self._folders:
-                    self.seen["temporary files"].update(contents(folder))
+                    self.seen["temporary files"].update(part for _, part in contents(folder))
 
     def look(self, secrets: Iterable[Secrets], found: Sightings) -> None:
         for place, parts in self.seen.items():
@@ -360,14 +362,26 @@ def _without_times(row: str) -> str:
     return re.sub(r'"(?:query_start|state_change|backend_xmin|backend_xid)": [^,}]*', "", row)
 
 
-def contents(folder: Path, since: float = 0.0) -> Iterator[bytes]:
+def contents(folder: Path, since: float = 0.0) -> Iterator[tuple[Path, bytes]]:
     """What the files below a folder hold that were written since then, but those that vanish meanwhile."""
     for path in folder.rglob("*"):
         try:
             if path.is_file() and path.stat().st_mtime >= since:
-                yield path.read_bytes()
+                yield path, path.read_bytes()
         except OSError:
             continue
+
+
+def without_padding(wal: bytes, database: int) -> bytes:
+    """A file of the server without what its invalidation messages carry by accident.
+
+    PostgreSQL writes these structures to the WAL with the padding that C puts into them, which keeps what was
+    on the backend's stack: three and four bytes of each, and by chance those of a number. Who reads the WAL
+    reads the rows themselves.
+    """
+    oid = struct.pack("=I", database)
+    message = re.compile(b".{4}" + re.escape(oid) + b".{8}", re.DOTALL)
+    return message.sub(lambda _: bytes(16), wal)
 
 
 def exception_texts(error: BaseException) -> Iterator[str]:
