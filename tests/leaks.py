@@ -42,8 +42,8 @@ DIGITS = 8
 
 MOST_DIGITS = 15
 TESTS = (Path(__file__).parent, Path(__file__).parent / "database")
-# Not in a name; but after a line feed or a tab that is written with a backslash.
-_NUMBER = re.compile(rb"(?:(?<![0-9A-Za-z_])|(?<=\\[nrt]))(\d*\.?\d+)(?:[eE][-+]?\d{1,3})?")
+# Not in a name, nor the seconds of a time; but after a line feed or a tab written with a backslash.
+_NUMBER = re.compile(rb"(?:(?<![0-9A-Za-z_])(?<!\d\d:\d\d:)|(?<=\\[nrt]))(\d*\.?\d+)(?:[eE][-+]?\d{1,3})?")
 _HEX = re.compile(rb"[0-9A-Fa-f]{16,}")
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{11,}")
 _ESCAPE = re.compile(rb"\\+(?:x([0-9A-Fa-f]{2})|([0-3][0-7]{2}))")
@@ -60,8 +60,10 @@ class Evidence:
     """What was seen, and what its parts may stand for."""
 
     data: bytes
+    least: int = DIGITS
+    """Digits of a decimal that is looked at."""
     decimals: dict[bytes, int] = field(init=False, repr=False)
-    """Decimals of at least so many digits, and of how many."""
+    """Decimals, and their digits."""
     hidden: bytes = field(init=False, repr=False)
     """Hexadecimal digits, base64 and escapes, each as the bytes they may stand for."""
 
@@ -69,7 +71,7 @@ class Evidence:
         self.decimals = {}
         for token in {match[0] for match in _NUMBER.finditer(self.data)}:
             digits = len(re.split(rb"[eE]", token)[0].replace(b".", b"").lstrip(b"0"))
-            if digits >= DIGITS:
+            if digits >= self.least:
                 self.decimals[token] = min(digits, MOST_DIGITS)
         parts = [
             bytes.fromhex(run[i : i + (len(run) - i) // 2 * 2].decode())
@@ -277,8 +279,11 @@ def _look(job: Job, secrets: Secrets) -> None:
 class Sightings(dict[str, list[str]]):
     """What was found, by the place where it was."""
 
-    def look(self, place: str, data: bytes, secrets: Iterable[Secrets]) -> None:
-        seen = Evidence(data)
+    def look(
+        self, place: str, data: bytes, secrets: Iterable[Secrets], *, many_numbers: bool = False
+    ) -> None:
+        """Search data; among many numbers of 8 or 9 digits, one is like a secret by chance."""
+        seen = Evidence(data, DIGITS + 2 if many_numbers else DIGITS)
         found = [hit for one in secrets for hit in one.find(seen)]
         if found:
             self.setdefault(place, []).extend(found)
