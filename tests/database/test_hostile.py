@@ -482,6 +482,7 @@ def judge(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.one_major
 def test_hostile_arguments(hostile: psycopg.Connection) -> None:
     named = [function for function in functions(hostile) if not function.support]
     attempts = [attempt for function in named for attempt in attempts_on(function)]

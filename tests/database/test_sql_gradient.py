@@ -251,7 +251,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"unit_clip": 1}, '"units" in options must be given with "unit_clip"'),
     ({"units": 0}, f'"units" in options must be {COUNT_UNITS}'),
     ({"clip": 0}, '"clip" in options must be a number > 0'),
-    ({"huber_h": 0}, '"huber_h" in options must be a number > 0'),
+    ({"huber_h": 0}, '"huber_h" in options must be a number from 1e-270 to 1e270'),
     ({"lambda": 1}, 'unknown key "lambda" in options'),
 ]
 BAD_HESSIAN_OPTIONS: list[tuple[dict[str, Any], str]] = [
