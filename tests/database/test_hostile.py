@@ -117,6 +117,7 @@ CALLS: dict[str, list[str]] = {
     "predict_value(text,record)": ["'hostile'::text", RECORD],
     "predict_proba(text,record)": ["'hostile'::text", RECORD],
     "label(text,record)": ["'hostile'::text", RECORD],
+    "module_version()": [],
 }
 SETS = {"rows", "poisson_steps", "unpack"}
 
@@ -488,7 +489,9 @@ def test_hostile_arguments(hostile: psycopg.Connection) -> None:
     attempts = [attempt for function in named for attempt in attempts_on(function)]
     assert len(attempts) > 10_000
     refused = judge(run(hostile, attempts))
-    assert {signature for signature, errors_ in refused.items() if errors_ > 0} == set(CALLS)
+    assert {signature for signature, errors_ in refused.items() if errors_ > 0} == {
+        signature for signature, good in CALLS.items() if good
+    }
 
 
 def test_support_functions_refuse_direct_calls(hostile: psycopg.Connection) -> None:
