@@ -148,7 +148,7 @@ def compare(
     methods : sequence of str
         Each runs with its default options; those that are not private without an epsilon.
     epsilons : sequence of float
-        Each in (0, inf).
+        Each in [1e-12, 1e4].
     delta : float or None
         In [0, 1); None means 1 / n^2, n the units of privacy in a training portion.
     relation : Relation

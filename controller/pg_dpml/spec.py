@@ -62,7 +62,7 @@ SGD_OPTIONS = (
 )
 """Fields of `TrainSpec` that only the passes of SGD use."""
 
-_MOST_CLIP = 1e100  # a larger one clips nothing, and its square is beyond float64
+_TINY, _HUGE = 1e-100, 1e100  # beyond them squares and quotients leave float64
 
 _LOSS_OPTIONS = ("loss", "huber_h", "clip", "lambda_")
 _NOISY_OPTIONS = (*_LOSS_OPTIONS, "passes", "batch_size", "radius", "average", "tail")
@@ -513,7 +513,7 @@ class PrivacySpec:
     Attributes
     ----------
     epsilon : float
-        In (0, inf).
+        In [1e-12, 1e4].
     delta : float or None
         In [0, 1); 0 asks for pure differential privacy; None means 1 / n^2.
     relation : Relation
@@ -524,10 +524,8 @@ class PrivacySpec:
     relation: Relation = Relation.REPLACE_ONE
 
     def __post_init__(self) -> None:
-        epsilon = _number(self.epsilon, "epsilon")
-        if epsilon is None or epsilon <= 0.0:
-            raise SpecError(f"epsilon must be in (0, inf), not {self.epsilon!r}")
-        object.__setattr__(self, "epsilon", epsilon)
+        _between(self.epsilon, "epsilon", 1e-12, 1e4)
+        object.__setattr__(self, "epsilon", float(self.epsilon))
         delta = _number(self.delta, "delta")
         if delta is not None and not 0.0 <= delta < 1.0:
             raise SpecError(f"delta must be in [0, 1), not {self.delta!r}")
@@ -565,14 +563,14 @@ class TrainSpec:
     schedule : str or None
         "constant", "decreasing", "sqrt_decreasing", "strongly_convex" or "inverse_sqrt".
     step_size : float or None
-        Of "constant" and "inverse_sqrt", in (0, inf); capped by 1 / (beta + lambda), but not in
+        Of "constant" and "inverse_sqrt", in [1e-100, 1e100]; capped by 1 / (beta + lambda), but not in
         dp-gd, dp-sgd and scs13.
     momentum : float or None
         Of dp-gd, dp-sgd and scs13, in [0, 1): the share of the last step that is taken again.
     exponent : float
         c of n^c in the decreasing schedules, in [0, 1].
     radius : float or None
-        Project the model on the ball of this radius, in (0, inf).
+        Project the model on the ball of this radius, in [1e-100, 1e100].
     average : str or None
         Release the last iterate ("none"), the mean of all, or of the last `tail` share.
     tail : float or None
@@ -586,7 +584,7 @@ class TrainSpec:
         Of dp-gd with a unit of privacy: bound on the norm of the gradient of all rows of a unit, in
         (0, 1e100].
     huber_h : float
-        Half width of the Huber SVM's bend, in (0, inf).
+        Half width of the Huber SVM's bend, in [1e-270, 1e270].
     tolerance : float or None
         In [0, 1]. Of noiseless: stop when the loss falls by less than this share in a pass, by default
         1e-4. Of lbfgs: stop at a gradient of this norm, by default 1e-8.
@@ -629,9 +627,14 @@ class TrainSpec:
             value = getattr(self, key)
             if value is not None:
                 _whole(value, key, most)
-        for key in ("step_size", "radius", "clip", "unit_clip"):
+        for key in ("step_size", "radius"):
             if getattr(self, key) is not None:
-                self._positive(key, _MOST_CLIP if key.endswith("clip") else math.inf)
+                _between(getattr(self, key), key, _TINY, _HUGE)
+        for key in ("clip", "unit_clip"):
+            if getattr(self, key) is not None:
+                clip = _number(getattr(self, key), key)
+                if clip is None or not 0.0 < clip <= _HUGE:
+                    raise SpecError(f"{key} must be in (0, {_HUGE:g}], not {clip!r}")
         _between(self.huber_h, "huber_h", 1e-270, 1e270)
         if self.lambda_ is not None:
             _between(self.lambda_, "lambda", 0.0, 1e6)
@@ -660,12 +663,6 @@ class TrainSpec:
                     f"{name} belongs to method {' or '.join(used_by)}, not to {self.method}: "
                     f"leave {name} out, or {way_out}"
                 )
-
-    def _positive(self, key: str, most: float = math.inf) -> None:
-        value = _number(getattr(self, key), key)
-        if value is None or not 0.0 < value <= most:
-            domain = "(0, inf)" if most == math.inf else f"(0, {most:g}]"
-            raise SpecError(f"{key} must be in {domain}, not {value!r}")
 
 
 @dataclass(frozen=True)
