@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import pickle
 import re
 import struct
@@ -41,6 +42,7 @@ DIGITS = 8
 """Significant digits by which a number is recognised; with fewer, chance would find what is no leak."""
 
 MOST_DIGITS = 15
+FEW_BITS = 8
 TESTS = (Path(__file__).parent, Path(__file__).parent / "database")
 # Not in a name, nor the seconds of a time; but after a line feed or a tab written with a backslash.
 _NUMBER = re.compile(rb"(?:(?<![0-9A-Za-z_])(?<!\d\d:\d\d:)|(?<=\\[nrt]))(\d*\.?\d+)(?:[eE][-+]?\d{1,3})?")
@@ -50,9 +52,10 @@ _ESCAPE = re.compile(rb"\\+(?:x([0-9A-Fa-f]{2})|([0-3][0-7]{2}))")
 _HASH_BITS = 22
 
 
-def _digits(value: float) -> int:
-    """Significant digits of the shortest decimal of a number."""
-    return len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0"))
+def _is_telling(value: float) -> bool:
+    """Whether a number's shortest decimal is long; few bits make one too, such as the grids of releases."""
+    digits = len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0"))
+    return digits >= DIGITS and not (math.frexp(value)[0] * 2.0**FEW_BITS).is_integer()
 
 
 @dataclass
@@ -105,10 +108,10 @@ class Secrets:
         return len(self._numbers) + len(self.texts)
 
     def add(self, values: npt.ArrayLike) -> None:
-        """Remember numbers in their order; those of few digits, such as 0.5, could be anyone's."""
+        """Remember numbers in their order; those of few digits or bits, such as 0.5, could be anyone's."""
         flat = np.asarray(values, dtype=np.float64).reshape(-1)
         own = flat[np.isfinite(flat)]
-        own = own[[_digits(value) >= DIGITS for value in own.tolist()]] if own.size else own
+        own = own[[_is_telling(value) for value in own.tolist()]] if own.size else own
         with np.errstate(over="ignore", under="ignore"):
             narrow = own.astype(np.float32)
         self._numbers.update(abs(own).tolist())
