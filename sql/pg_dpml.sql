@@ -60,7 +60,7 @@ CREATE TABLE dpml.models (
 	name text PRIMARY KEY,
 	created_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
 	owner name NOT NULL DEFAULT current_user,
-	granted_to name[] NOT NULL DEFAULT '{}',
+	granted_to name[] NOT NULL DEFAULT '{}' CHECK (pg_catalog.cardinality(granted_to) <= 1000),
 	method text NOT NULL,
 	private boolean NOT NULL,
 	task text NOT NULL CHECK (task IN ('binary', 'multiclass', 'regression')),
@@ -103,6 +103,22 @@ CREATE POLICY granted ON dpml.models FOR SELECT
 		WHERE g.role OPERATOR(pg_catalog.=) 'public'
 		OR pg_catalog.pg_has_role(pg_catalog.to_regrole(pg_catalog.quote_ident(g.role)), 'USAGE')));
 COMMENT ON POLICY granted ON dpml.models IS 'members of a role that a model was granted to read it';
+
+-- A right to delete would be one to lock the whole table, and so to stop everybody else's runs.
+CREATE FUNCTION dpml.drop_model(model text) RETURNS boolean
+	LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, dpml, pg_temp AS $$
+DECLARE
+	-- current_user is the function's owner here
+	caller CONSTANT name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
+BEGIN
+	DELETE FROM dpml.models m WHERE m.name = drop_model.model AND (
+		pg_has_role(caller, to_regrole(quote_ident(m.owner)), 'USAGE')
+		OR pg_has_role(caller, to_regrole('dpml_curator'), 'USAGE'));
+	RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION dpml.drop_model(text) IS
+'removes a model of a role of the caller, or for curators any; true if there was one. What it spent stays in the ledger';
 
 CREATE TABLE dpml.budgets (
 	dataset text PRIMARY KEY,
@@ -276,7 +292,7 @@ BEGIN
 	IF NOT EXISTS (SELECT FROM dpml.datasets d JOIN pg_roles r ON r.rolname = d.role
 			WHERE d.name = NEW.dataset AND d.offered AND pg_has_role(r.oid, 'USAGE')) THEN
 		RAISE EXCEPTION 'no data set called % is offered to role %', left(NEW.dataset, 200), current_user
-			USING ERRCODE = 'undefined_object', HINT = 'SELECT name FROM dpml.datasets lists those that are.';
+			USING ERRCODE = 'undefined_object', HINT = 'SELECT name FROM dpml.datasets WHERE offered lists those that are.';
 	END IF;
 	IF length(NEW.model) NOT BETWEEN 1 AND 200 THEN
 		RAISE EXCEPTION 'model must have 1 to 200 characters' USING ERRCODE = 'invalid_parameter_value';
@@ -706,10 +722,10 @@ WHEN 'requests' THEN
 'Models of tables that you may not read. Their owner registers a data set, which has a budget, and runs the service:
 dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
 Members of ROLE with dpml_analyst ask for models, and own them:
-SELECT name, role, spec, max_epsilon FROM dpml.datasets;
+SELECT name, role, spec, max_epsilon FROM dpml.datasets WHERE offered;
 CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
-Both need a transaction of their own to be seen. What is committed is run and charged, even if the session ends.
+CALL goes outside a transaction block only, and a request is seen once it is committed. What is committed is run and charged, even if the session ends.
 privacy: epsilon, delta, relation. training: method and its options, as in the topic train.'
 WHEN 'privacy' THEN
 'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with
@@ -764,6 +780,7 @@ REVOKE ALL ON FUNCTION
 	dpml.append_only(),
 	dpml.hold_extension(),
 	dpml.check_request(),
+	dpml.drop_model(text),
 	dpml.request(text, text, jsonb)
 FROM PUBLIC;
 REVOKE ALL ON PROCEDURE dpml.train(text, text, jsonb) FROM PUBLIC;
@@ -821,7 +838,8 @@ BEGIN
 			ON TABLE dpml.ledger TO dpml_curator;
 		CREATE POLICY curator ON dpml.models TO dpml_curator USING (true);
 		COMMENT ON POLICY curator ON dpml.models IS 'curators keep the models of everybody';
-		GRANT SELECT, DELETE, UPDATE (granted_to) ON TABLE dpml.models TO dpml_curator;
+		GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_curator;
+		GRANT EXECUTE ON FUNCTION dpml.drop_model(text) TO dpml_curator;
 		GRANT INSERT (name, owner, method, private, task, loss, classes, weights, whitening, n_features, encoder,
 				privacy, training, charge)
 			ON TABLE dpml.models TO dpml_curator;
@@ -838,7 +856,8 @@ BEGIN
 		GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
 		GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 		-- Of models that they own, or for SELECT were granted: see the policies.
-		GRANT SELECT, DELETE, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;
+		GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;
+		GRANT EXECUTE ON FUNCTION dpml.drop_model(text) TO dpml_analyst;
 	END IF;
 END
 $$;

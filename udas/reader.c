@@ -170,7 +170,7 @@ is_row_constructor(TupleDesc desc)
 	return desc->tdtypeid == RECORDOID;
 }
 
-/* By name; by position where the count fits and no name is known, or all are those of ROW(a, b, c). */
+/* By name; by position where the names are those of ROW(a, b, c) and the count fits. */
 static void
 locate_fields(DpmlReader *reader)
 {
@@ -178,16 +178,14 @@ locate_fields(DpmlReader *reader)
 	int			n = spec->encoder.n_columns;
 	bool		has_label = spec->label_kind != DPML_LABEL_NONE;
 	int			natts = reader->desc->natts;
-	bool		any = false;
 
 	for (int i = 0; i <= n; i++)
 	{
 		const char *name = i < n ? spec->names[i] : spec->label_name;
 
 		reader->fields[i].attribute = name != NULL ? find_attribute(reader->desc, name) : -1;
-		any = any || reader->fields[i].attribute >= 0;
 	}
-	if ((natts == n || (has_label && natts == n + 1)) && (!any || is_row_constructor(reader->desc)))
+	if ((natts == n || (has_label && natts == n + 1)) && is_row_constructor(reader->desc))
 	{
 		for (int i = 0; i <= n; i++)
 			reader->fields[i].attribute = i < natts ? i : -1;

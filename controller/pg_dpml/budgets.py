@@ -269,6 +269,7 @@ def charge(
     n_rows: int,
     mechanism: Mapping[str, Any],
     request: str | None = None,
+    largest: Decimal | None = None,
 ) -> Charged:
     """Charge a run to the ledger and to its data set's budget; the caller commits before it reads a row.
 
@@ -286,6 +287,9 @@ def charge(
         See `registry.charge`.
     request : str or None
         Name of the charge, which is made once; None: a new one.
+    largest : Decimal or None
+        Epsilon at the budget's delta, in (0, inf), that this charge may cost at most, by the rule and
+        relation of the budget. None: all that is left.
 
     Returns
     -------
@@ -322,6 +326,13 @@ def charge(
         _require_open(budget, left)
         require_unit(budget, guarantee.unit)
         cost = cost_of(budget.rule, epsilon, delta, gaussian, run=guarantee.relation, budget=budget.relation)
+        if largest is not None and cost.loss > limit_of(budget.rule, largest, budget.delta).loss:
+            raise BudgetError(
+                f"one request may cost at most epsilon = {_short(largest)} at "
+                f"delta = {_short(budget.delta)}, by rule {budget.rule} and for {budget.relation.value}, and "
+                f"this run costs {budget.amount(cost)}: nothing was charged; ask for less, or for a smaller "
+                "delta"
+            )
         if cost.loss > left.cost.loss or cost.delta > left.cost.delta:
             raise BudgetError(
                 f"the budget of data set {budget.dataset} ({budget.meaning}) has {budget.amount(left.cost)} "

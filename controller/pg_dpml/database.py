@@ -324,6 +324,8 @@ class Session:
         ------
         SpecError
             If there is no such table or view, or it may not be read.
+        GuaranteeError
+            If a superuser asks, and the owner of what would be read is none.
         """
         with self.role_path():
             (named,) = self.fetch_one(
@@ -343,7 +345,12 @@ class Session:
                 "SELECT c.oid, n.nspname, c.relname, c.relkind::text, "
                 "(SELECT pg_catalog.bool_or(t.relrowsecurity) "
                 "FROM read r JOIN pg_catalog.pg_class t ON t.oid = r.oid), "
-                "pg_catalog.pg_is_other_temp_schema(n.oid) "
+                "pg_catalog.pg_is_other_temp_schema(n.oid), "
+                "(SELECT pg_catalog.min(o.rolname::text) FROM read r "
+                "JOIN pg_catalog.pg_class t ON t.oid = r.oid "
+                "JOIN pg_catalog.pg_roles o ON o.oid = t.relowner "
+                "JOIN pg_catalog.pg_roles me ON me.rolname = current_user "
+                "WHERE me.rolsuper AND NOT o.rolsuper) "
                 "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
                 "WHERE c.oid = %(named)s"
             ),
@@ -359,7 +366,14 @@ class Session:
                 f"table {table} does not exist here; write it as in SQL, schema-qualified if it is not "
                 'on the search_path, and quoted ("My Table") if its name needs it'
             )
-        oid, schema, name, kind, row_security, _ = found[0]
+        oid, schema, name, kind, row_security, _, owner = found[0]
+        if owner is not None:
+            # The planner itself runs functions of indexes and statistics, with the rights of who asks.
+            raise GuaranteeError(
+                f"table {table} is read by a superuser and belongs to role {owner}, whose functions (in its "
+                "indexes, statistics or views) would run with a superuser's rights: connect as that role, or "
+                "as a curator who is no superuser"
+            )
         return SourceTable(oid, schema, name, kind, row_security, self._columns(oid))
 
     def new_table(self, name: str) -> sql.Identifier:

@@ -298,9 +298,8 @@ def drop_model(session: Session, name: str) -> None:
         If there is none, or it belongs to another role.
     """
     model = load_model(session, name)
-    _require_ours(
-        model, session.execute(sql.SQL("DELETE FROM dpml.models WHERE name = %(name)s"), {"name": name})
-    )
+    (dropped,) = session.fetch_one(sql.SQL("SELECT dpml.drop_model(%(name)s)"), {"name": name})
+    _require_ours(model, int(dropped))
 
 
 def grant_model(session: Session, name: str, role: str) -> Model:

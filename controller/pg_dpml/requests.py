@@ -112,11 +112,13 @@ def register(
     name: str,
     spec: str,
     *,
-    role: str = "dpml_analyst",
+    role: str | None = None,
     max_epsilon: Decimal | None = None,
-    max_passes: int = MOST_PASSES,
+    max_passes: int | None = None,
 ) -> Dataset:
     """Offer models of a data set to a role, or change the offer; only services of the current role serve it.
+
+    What is None stays as it is where the data set is registered already.
 
     Parameters
     ----------
@@ -125,12 +127,13 @@ def register(
         Of the data set, which must have a budget.
     spec : str
         Its data spec, a TOML document; those who may request can read it.
-    role : str
-        Whose members may request models.
+    role : str or None
+        Whose members may request models; None: dpml_analyst.
     max_epsilon : Decimal or None
-        Largest epsilon of one request, above 0; None: that of the budget.
-    max_passes : int
-        Most passes that one request may name, at least 1.
+        What one request may cost at most, above 0: epsilon at the budget's delta, by its rule and relation;
+        None: all of the budget.
+    max_passes : int or None
+        Most passes that one request may name, at least 1; None: 1,000.
 
     Returns
     -------
@@ -150,8 +153,12 @@ def register(
     budget = budgets.budget_of(session, table, name)
     assert budget is not None  # it was named
     budgets.require_unit(budget, data.unit)
+    before = next((one for one in list_datasets(session) if one.name == name), None)
+    role = role or ("dpml_analyst" if before is None else before.role)
     if max_epsilon is None:
-        max_epsilon = budget.epsilon
+        max_epsilon = budget.epsilon if before is None else before.max_epsilon
+    if max_passes is None:
+        max_passes = MOST_PASSES if before is None else before.max_passes
     if not (max_epsilon.is_finite() and max_epsilon > 0):
         raise SpecError(f"max_epsilon must be in (0, inf), not {max_epsilon}")
     if not 1 <= max_passes <= 10**6:
@@ -203,6 +210,13 @@ def withdraw(session: Session, name: str) -> Dataset:
     )
     if not changed:
         raise SpecError(f"this role has registered no data set called {name}: dpml dataset list")
+    session.execute(
+        sql.SQL(
+            "UPDATE dpml.requests SET state = 'refused', message = 'the data set was withdrawn' "
+            "WHERE dataset = %(name)s AND state = 'waiting'"
+        ),
+        {"name": name},
+    )
     return load_dataset(session, name)
 
 
@@ -389,6 +403,7 @@ def _train(database: Database, request: _Request) -> None:
         progress=None,
         request=request.charge_name,
         owner=request.requested_by,
+        largest=dataset.max_epsilon,
     )
 
 

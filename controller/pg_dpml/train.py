@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
@@ -205,6 +206,7 @@ def train_model(
     tuning: Mapping[str, Any] | None = None,
     request: str | None = None,
     owner: str | None = None,
+    largest: Decimal | None = None,
 ) -> TrainResult:
     """As `train`. `tuning` is stored, and says how the settings were chosen; None for `owner`: this role."""
     started = time.monotonic()
@@ -214,7 +216,7 @@ def train_model(
         decided = decide(resolved, n_rows, data, privacy, training)
         if owner is not None:
             registry.require_role(session, owner, "owner")
-        charged = _charge(session, resolved, decided, data, name, request)
+        charged = _charge(session, resolved, decided, data, name, request, largest)
         if charged is not None and charged.repeated:
             return _made_before(session, charged.entry, decided, name)
         registry.require_new_name(session, name)
@@ -292,7 +294,13 @@ def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, .
 
 
 def _charge(
-    session: Session, source: Source, decided: Plan, data: DataSpec, name: str, request: str | None
+    session: Session,
+    source: Source,
+    decided: Plan,
+    data: DataSpec,
+    name: str,
+    request: str | None,
+    largest: Decimal | None,
 ) -> budgets.Charged | None:
     if decided.guarantee is None or decided.noise is None:
         return None
@@ -307,6 +315,7 @@ def _charge(
         method=decided.method,
         n_rows=decided.problem.n_rows,
         mechanism=noise_record(decided.noise),
+        largest=largest,
     )
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pg_dpml
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, requests
 from pg_dpml.cli import app
 from pg_dpml.database import Database
+from pg_dpml.errors import GuaranteeError
 from pg_dpml.tables.checks import check_table
 from sqltools import empty_registry, scalar
 
@@ -44,6 +46,7 @@ FOR_ANALYSTS = {
     "request(text,text,jsonb)",
     "train(text,text,jsonb)",
 }
+FOR_BOTH = {"drop_model(text)"}
 FOR_CURATORS = {
     "encode(jsonb,record)",
     "encode(jsonb,record,boolean)",
@@ -159,10 +162,12 @@ def test_who_may_call_what(connection: psycopg.Connection) -> None:
     def callable_by(role: str) -> set[str]:
         return functions(connection, f"has_function_privilege('{role}', p.oid, 'EXECUTE')")
 
-    assert functions(connection, "true") == FOR_EVERYBODY | FOR_ANALYSTS | FOR_CURATORS | FOR_NOBODY
+    assert functions(connection, "true") == (
+        FOR_EVERYBODY | FOR_ANALYSTS | FOR_BOTH | FOR_CURATORS | FOR_NOBODY
+    )
     assert callable_by("public") == FOR_EVERYBODY
-    assert callable_by("dpml_analyst") == FOR_EVERYBODY | FOR_ANALYSTS
-    assert callable_by("dpml_curator") == FOR_EVERYBODY | FOR_CURATORS
+    assert callable_by("dpml_analyst") == FOR_EVERYBODY | FOR_ANALYSTS | FOR_BOTH
+    assert callable_by("dpml_curator") == FOR_EVERYBODY | FOR_BOTH | FOR_CURATORS
 
 
 def test_who_may_read_and_write_what(connection: psycopg.Connection) -> None:
@@ -179,8 +184,8 @@ def test_who_may_read_and_write_what(connection: psycopg.Connection) -> None:
         ("ledger", "dpml_curator"): ["SELECT"],
         ("budgets", "dpml_curator"): ["SELECT"],
         ("budget_entries", "dpml_curator"): ["SELECT"],
-        ("models", "dpml_curator"): ["DELETE", "SELECT"],
-        ("models", "dpml_analyst"): ["DELETE", "SELECT"],
+        ("models", "dpml_curator"): ["SELECT"],
+        ("models", "dpml_analyst"): ["SELECT"],
         ("datasets", "dpml_curator"): ["SELECT"],
         ("datasets", "dpml_analyst"): ["SELECT"],
         ("requests", "dpml_curator"): ["SELECT"],
@@ -235,7 +240,8 @@ def test_bodies_cannot_be_bent_by_a_search_path(connection: psycopg.Connection) 
         "SELECT p.proname, p.proconfig FROM pg_proc p "
         "WHERE p.pronamespace = 'dpml'::regnamespace AND p.prosecdef"
     ).fetchall()
-    assert definers == [("hold_extension", ["search_path=pg_catalog, dpml, pg_temp"])]
+    path = ["search_path=pg_catalog, dpml, pg_temp"]
+    assert sorted(definers) == [("drop_model", path), ("hold_extension", path)]
 
 
 def test_every_call_in_the_controllers_sql_is_qualified() -> None:
@@ -350,10 +356,16 @@ def test_models_in_sql(database: str, connection: psycopg.Connection) -> None:
         )
         assert scalar(other, "SELECT count(*) FROM dpml.models WHERE pg_temp.leak(name)") == 0
         assert scalar(other, "SELECT count(*) FROM pg_stats WHERE tablename = 'models'") == 0
-        assert other.execute("DELETE FROM dpml.models").rowcount == 0
+        assert not scalar(other, "SELECT dpml.drop_model('m')")
     with psycopg.connect(as_role(database, "carol")) as curator, pytest.raises(errors.InsufficientPrivilege):
         curator.execute("UPDATE dpml.models SET owner = 'carol'")
     assert scalar(connection, "SELECT owner FROM dpml.models") == "ann"
+    # a superuser who has become ben has ben's rights, and ann's as ann
+    with psycopg.connect(database, autocommit=True) as boss:
+        for role, dropped in (("ben", False), ("ann", True), ("ann", False)):
+            boss.execute(f"SET ROLE {role}".encode())
+            assert scalar(boss, "SELECT dpml.drop_model('m')") is dropped
+    assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0
 
 
 @pytest.mark.one_major
@@ -516,10 +528,12 @@ def test_temporary_tables_called_as_the_products(database: str) -> None:
 
 @pytest.mark.one_major
 def test_a_table_of_traps(database: str, connection: psycopg.Connection) -> None:
-    """A superuser trains on another role's table: nothing of hers runs with his rights."""
+    """A curator trains on another role's table: nothing of hers runs with his rights; a superuser may not."""
     with psycopg.connect(as_role(database, "postgres"), autocommit=True) as boss:
         boss.execute(
-            "CREATE SCHEMA lair AUTHORIZATION mallory; ALTER ROLE postgres SET search_path = lair, public"
+            "CREATE SCHEMA lair AUTHORIZATION mallory; GRANT CREATE ON SCHEMA public TO carol; "
+            "ALTER ROLE carol SET search_path = lair, public; "
+            "ALTER ROLE postgres SET search_path = lair, public"
         )
     with psycopg.connect(as_role(database, "mallory"), autocommit=True) as mallory:
         mallory.execute(
@@ -548,6 +562,8 @@ def test_a_table_of_traps(database: str, connection: psycopg.Connection) -> None
             CREATE OPERATOR < (LEFTARG = small, RIGHTARG = numeric, FUNCTION = at_least);
             CREATE TRIGGER fire AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON bait EXECUTE FUNCTION fire();
             CREATE RULE spring AS ON UPDATE TO bait DO ALSO INSERT INTO sprung DEFAULT VALUES;
+            GRANT USAGE ON SCHEMA lair TO carol;
+            GRANT SELECT ON bait TO carol;
             """
         )
         columns = (
@@ -558,20 +574,34 @@ def test_a_table_of_traps(database: str, connection: psycopg.Connection) -> None
             Column("twice", lower=0, upper=2 * N),
         )
         data = DataSpec("bait", Label("rich", positive="yes", negative="no"), columns)
-        pg_dpml.train(database, data, PRIVACY, name="m")
+        carol = as_role(database, "carol")
+        pg_dpml.train(carol, data, PRIVACY, name="m")
         for unit in ("size", "mood"):
             others = tuple(column for column in columns if column.name != unit)
             own = replace(data, unit=unit, columns=others)
-            pg_dpml.train(database, own, PRIVACY, BOLT_ON, name=f"by {unit}")
-        pg_dpml.evaluate(database, "m", "bait", public=True)
-        pg_dpml.predict(database, "m", "bait", id_column="mood", into="public.predicted")
-        check_table(database, data)
-        good(dpml(database, "inspect", "bait"))
-        good(dpml(database, "export", "m", "--format", "sql"))
+            pg_dpml.train(carol, own, PRIVACY, BOLT_ON, name=f"by {unit}")
+        pg_dpml.evaluate(carol, "m", "bait", public=True)
+        pg_dpml.predict(carol, "m", "bait", id_column="mood", into="public.predicted")
+        check_table(carol, data)
+        good(dpml(carol, "inspect", "bait"))
+        good(dpml(carol, "export", "m", "--format", "sql"))
+        assert scalar(mallory, "SELECT count(*) FROM lair.sprung") == 0
+        # PostgreSQL's planner itself runs what an index is made of
+        mallory.execute(
+            "CREATE FUNCTION lair.trap(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS "
+            "$$BEGIN PERFORM lair.spring(); RETURN 1; END$$; CREATE INDEX ON lair.bait ((id + lair.trap(1)))"
+        )
+        mallory.execute("TRUNCATE lair.sprung")
+        for run in (pg_dpml.plan, partial(pg_dpml.train, name="m2")):
+            with pytest.raises(GuaranteeError, match="belongs to role mallory, whose functions"):
+                run(database, data, PRIVACY)
         assert scalar(mallory, "SELECT count(*) FROM lair.sprung") == 0
         assert scalar(mallory, "SELECT lair.spring('low'::lair.mood) IS NOT NULL")
         assert scalar(mallory, "SELECT count(*) FROM lair.sprung") == 1
-    connection.execute("ALTER ROLE postgres RESET search_path; DROP TABLE public.predicted")
+    connection.execute(
+        "ALTER ROLE postgres RESET search_path; ALTER ROLE carol RESET search_path; "
+        "DROP TABLE public.predicted; REVOKE CREATE ON SCHEMA public FROM carol"
+    )
 
 
 # Row-level security of the owner's table

@@ -228,6 +228,30 @@ def test_of_twelve_tenths_ten_fit(database: str, connection: psycopg.Connection)
     assert scalar(connection, "SELECT sum(epsilon) FROM dpml.ledger") == 1
 
 
+@pytest.mark.one_major
+@pytest.mark.parametrize(
+    ("rule", "privacy"),
+    [
+        ("basic", {"epsilon": 0.1, "relation": "add_remove"}),
+        ("gdp", {"epsilon": 0.1, "delta": 0.1}),
+        ("zcdp", {"epsilon": 0.1, "delta": 0.1}),
+    ],
+)
+def test_a_request_costs_no_more_than_one_may(
+    database: str, connection: psycopg.Connection, rule: str, privacy: dict[str, Any]
+) -> None:
+    """By the rule and relation of the budget, whatever its own epsilon seems to say."""
+    with Database(of("owner", database)).session() as session:
+        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-6"), rule=rule)
+    register(database, max_epsilon=Decimal("0.1"))
+    refused = ask(database, "m", {"privacy": privacy, "training": {"method": "dp-gd"}})
+    fine = ask(database, "m", {"privacy": {"epsilon": 0.1, "delta": 1e-7}, "training": {"method": "dp-gd"}})
+    serve(database)
+    assert outcome(connection, refused)[0] == "refused"
+    assert "one request may cost at most epsilon = 0.1 at delta = 1e-06" in outcome(connection, refused)[1]
+    assert outcome(connection, fine)[0] == "done"
+
+
 # What an analyst cannot do
 
 
@@ -301,8 +325,12 @@ HOSTILE = [
     "TRUNCATE dpml.requests",
     "SELECT FROM dpml.requests FOR KEY SHARE",
     "SELECT FROM dpml.datasets FOR SHARE",
-    "BEGIN; LOCK TABLE dpml.requests IN SHARE MODE",
-    "BEGIN; LOCK TABLE dpml.datasets IN SHARE MODE",
+    "DELETE FROM dpml.models",
+    *(
+        f"BEGIN; LOCK TABLE dpml.{table} IN {mode} MODE"
+        for table in ("models", "requests", "datasets")
+        for mode in ("ROW EXCLUSIVE", "SHARE", "ACCESS EXCLUSIVE")
+    ),
     "ALTER TABLE dpml.requests DISABLE TRIGGER check_request",
     "ALTER TABLE dpml.requests DISABLE ROW LEVEL SECURITY",
     "SELECT pg_catalog.setval('dpml.requests_id_seq', 1)",
@@ -520,10 +548,11 @@ def test_who_lost_the_right_is_refused(database: str, connection: psycopg.Connec
         connection.execute("GRANT dpml_analyst TO ana")
     waiting = ask(database, "m", role="ben")
     withdraw(database)
+    assert outcome(connection, waiting) == ("refused", "the data set was withdrawn", None)
     with pytest.raises(errors.UndefinedObject, match="no data set called census is offered"):
         ask(database, "m")
-    serve(database)
-    assert outcome(connection, waiting)[0] == "refused"
+    register(database)  # offered again: what was refused stays refused
+    assert serve(database) == []
     assert entries(connection) == 0
 
 
@@ -531,8 +560,11 @@ def test_who_lost_the_right_is_refused(database: str, connection: psycopg.Connec
 def test_a_data_set_is_for_its_role_alone(database: str, connection: psycopg.Connection) -> None:
     connection.execute("CREATE ROLE cardiology; GRANT cardiology TO ben")
     try:
-        offer(database, name="heart")
+        offer(database, name="heart", max_epsilon=Decimal("0.5"))
         register(database, name="heart", role="cardiology")  # the offer is changed
+        register(database, name="heart")  # and stays as it is where nothing is said
+        query = "SELECT role || max_epsilon FROM dpml.datasets"
+        assert scalar(connection, query) == "cardiology0.5"
         with pytest.raises(errors.UndefinedObject):
             ask(database, "m", dataset="heart")
         assert outcome(connection, ask(database, "m", dataset="heart", role="ben"))[0] == "waiting"

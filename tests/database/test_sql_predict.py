@@ -215,6 +215,9 @@ def test_records(people: psycopg.Connection) -> None:
     assert scalar(people, "SELECT dpml.predict(NULL, people) FROM people LIMIT 1") is None
     with pytest.raises(errors.UndefinedColumn, match='no column "age"'):
         ask(people, "predict", "binary", "ROW(age)")
+    for columns in ("age AS x, work AS y", "age AS f1, work AS y", "age AS x, work AS y, 17 AS z"):
+        with pytest.raises(errors.UndefinedColumn, match='no column "age"'):  # of other names, so not these
+            people.execute(f"SELECT dpml.predict('binary', p) FROM (SELECT {columns} FROM people) p".encode())
 
 
 def test_missing_model(people: psycopg.Connection) -> None:

@@ -24,13 +24,15 @@ def register(
     dataset: DataSet,
     spec: Spec,
     output: Output,
-    role: Annotated[str, typer.Option(help="Its members may request models.")] = "dpml_analyst",
+    role: Annotated[
+        str | None, typer.Option(help="Its members may request models. Default: as before, or dpml_analyst.")
+    ] = None,
     max_epsilon: Annotated[
-        str | None, typer.Option(help="Largest epsilon of one request. Default: the budget's.")
+        str | None, typer.Option(help="Largest epsilon of one request. Default: as before, or the budget's.")
     ] = None,
     max_passes: Annotated[
-        int, typer.Option(help="Most passes that one request may name.")
-    ] = requests.MOST_PASSES,
+        int | None, typer.Option(help="Most passes of one request. Default: as before, or 1000.")
+    ] = None,
 ) -> None:
     """Offer a data set that has a budget, or change the offer; `dpml serve` of this role trains on it."""
     with output.session() as session:
