@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -20,6 +21,11 @@ _numbers = itertools.count(1)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg", default="16", metavar="MAJORS", help="PostgreSQL majors to test, such as 16,18")
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # of pytest-xdist, which ignores Ctrl-C, and so would what it starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _majors(config: pytest.Config) -> list[int]:
