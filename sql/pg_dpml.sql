@@ -712,7 +712,7 @@ A model belongs to the role that trained or requested it. Members of dpml_analys
 roles, and those granted to one: dpml grant MODEL bob | revoke MODEL bob; in SQL, where public is every role,
 UPDATE dpml.models SET granted_to = ''{bob,carol}'' WHERE name = ''MODEL''
 Members of dpml_curator see, grant and drop every model. To all others a model that they may not see does not exist.
-dpml.module_version() is the version of the C module, which dpml doctor compares with the SQL and the command.'
+SELECT dpml.drop_model(''MODEL'') is dpml drop. dpml.module_version() is the version of the C module, for dpml doctor.'
 WHEN 'ledger' THEN
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
 SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
@@ -725,7 +725,8 @@ Members of ROLE with dpml_analyst ask for models, and own them:
 SELECT name, role, spec, max_epsilon FROM dpml.datasets WHERE offered;
 CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
-CALL goes outside a transaction block only, and a request is seen once it is committed. What is committed is run and charged, even if the session ends.
+CALL goes outside a transaction block only, and a request is seen once it is committed.
+What is committed is run and charged, even if the session ends.
 privacy: epsilon, delta, relation. training: method and its options, as in the topic train.'
 WHEN 'privacy' THEN
 'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with

@@ -23,7 +23,7 @@ from sqltools import scalar
 NOISY = importlib.import_module("pg_dpml.noisy_error")
 
 N = 400
-EXACT = PrivacySpec(1e9)
+EXACT = PrivacySpec(1e4)
 """Its noise rounds to nothing."""
 
 

@@ -859,8 +859,8 @@ def test_locks_on_the_table(
     modes: set[str] = set()
     held = (
         "SELECT l.mode FROM pg_locks l JOIN pg_class c ON c.oid = l.relation "
-        "WHERE l.pid = pg_backend_pid() AND (c.oid = 'people'::regclass OR c.oid IN "
-        "(SELECT indexrelid FROM pg_index WHERE indrelid = 'people'::regclass))"
+        "WHERE l.pid = pg_backend_pid() AND (c.oid = 'public.people'::regclass OR c.oid IN "
+        "(SELECT indexrelid FROM pg_index WHERE indrelid = 'public.people'::regclass))"
     )
     send = psycopg.Cursor.execute
 

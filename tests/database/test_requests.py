@@ -817,7 +817,12 @@ def test_the_commands(database: str, connection: psycopg.Connection, tmp_path: P
     request = ask(database, "m")
     done = dpml("serve", "--once")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == f"dpml: request {request} by 'ana' on 'census': done\n"
+    assert done.stderr == (
+        f"dpml: role owner serves census\ndpml: request {request} by 'ana' on 'census': done\n"
+    )
+    assert dpml("serve", "--once", role="clerk").stderr == (
+        "dpml: role clerk serves nothing: it has registered no data set\n"
+    )
     assert "withdrawn" in dpml("dataset", "withdraw", "census").stdout
     assert dpml("dataset", "withdraw", "nothing").exit_code == 2
     assert dpml("serve", "--once", role="eve").exit_code == 2

@@ -10,7 +10,7 @@ import typer
 
 from pg_dpml import requests
 from pg_dpml.cli.framework import Output, Spec, app, command, decimal
-from pg_dpml.database import Database
+from pg_dpml.database import Database, sql
 from pg_dpml.spec import read_text
 
 group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
@@ -71,6 +71,12 @@ def serve(
 ) -> None:
     """Train what is requested of the data sets that this role registered, until Ctrl-C or SIGTERM."""
     database = Database(connection.dsn, insecure=connection.insecure)
+    with database.session() as session:
+        (role,) = session.fetch_one(sql.SQL("SELECT current_user::text"))
+        own = [one.name for one in requests.list_datasets(session) if one.registered_by == role]
+    typer.echo(
+        f"dpml: role {role} serves {', '.join(own) or 'nothing: it has registered no data set'}", err=True
+    )
     requests.serve(database, once=once, report=lambda line: typer.echo(f"dpml: {line}", err=True))
 
 
