@@ -26,6 +26,7 @@ __all__ = [
     "Charged",
     "Entry",
     "Left",
+    "Outlook",
     "budget_of",
     "charge",
     "charge_of",
@@ -36,6 +37,7 @@ __all__ = [
     "load_budget",
     "missing_tables",
     "open_budget",
+    "outlook",
     "require_unit",
 ]
 
@@ -96,6 +98,21 @@ class Entry:
     charge: int | None
     loss: Decimal
     delta: Decimal
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a run would take out of its budget, and what is left of that."""
+
+    budget: Budget
+    cost: Cost
+    left: Left
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run could be charged now."""
+        rest = self.left.cost
+        return not self.left.closed and self.cost.loss <= rest.loss and self.cost.delta <= rest.delta
 
 
 class Charged(NamedTuple):
@@ -311,7 +328,6 @@ def charge(
     -----
     Source: privacy/README.md, "Budgets".
     """
-    epsilon, delta = Decimal(repr(guarantee.epsilon)), Decimal(repr(guarantee.delta))
     budget = budget_of(session, table, dataset)
     if budget is None and request is not None:
         raise SpecError(
@@ -325,7 +341,7 @@ def charge(
             return Charged(earlier, True)
         _require_open(budget, left)
         require_unit(budget, guarantee.unit)
-        cost = cost_of(budget.rule, epsilon, delta, gaussian, run=guarantee.relation, budget=budget.relation)
+        cost = _cost(budget, guarantee, gaussian)
         if largest is not None and cost.loss > limit_of(budget.rule, largest, budget.delta).loss:
             raise BudgetError(
                 f"one request may cost at most epsilon = {_short(largest)} at "
@@ -333,7 +349,7 @@ def charge(
                 f"this run costs {budget.amount(cost)}: nothing was charged; ask for less, or for a smaller "
                 "delta"
             )
-        if cost.loss > left.cost.loss or cost.delta > left.cost.delta:
+        if not Outlook(budget, cost, left).fits:
             raise BudgetError(
                 f"the budget of data set {budget.dataset} ({budget.meaning}) has {budget.amount(left.cost)} "
                 f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less"
@@ -343,8 +359,8 @@ def charge(
         dataset=_table_name(table),
         model=model,
         method=method,
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=_exact(guarantee.epsilon),
+        delta=_exact(guarantee.delta),
         relation=guarantee.relation.value,
         n_rows=n_rows,
         mechanism=dict(mechanism)
@@ -353,6 +369,31 @@ def charge(
     if budget is not None:
         _enter(session, budget, left.entries + 1, request or str(uuid.uuid4()), entry, cost)
     return Charged(entry, False)
+
+
+def outlook(
+    session: Session,
+    table: SourceTable,
+    guarantee: Guarantee,
+    gaussian: tuple[float, float] | None,
+    *,
+    dataset: str | None,
+) -> Outlook | None:
+    """As `charge`, without charging: None where there is no budget, or the role may not read budgets.
+
+    Raises
+    ------
+    GuaranteeError, SpecError
+        As `charge`, for the wrong budget or unit.
+    """
+    (readable,) = session.fetch_one(
+        sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.budgets', 'SELECT')")
+    )
+    budget = budget_of(session, table, dataset) if readable else None
+    if budget is None:
+        return None
+    require_unit(budget, guarantee.unit)
+    return Outlook(budget, _cost(budget, guarantee, gaussian), left_of(session, budget))
 
 
 def charge_of(session: Session, dataset: str, request: str) -> int | None:
@@ -375,6 +416,21 @@ def dataset_of(session: Session, model: registry.Model, table: SourceTable) -> s
         sql.SQL("SELECT dataset FROM dpml.budget_entries WHERE charge = %(charge)s"), {"charge": model.charge}
     )
     return found[0][0] if found else None
+
+
+def _exact(number: float) -> Decimal:
+    return Decimal(repr(number))
+
+
+def _cost(budget: Budget, guarantee: Guarantee, gaussian: tuple[float, float] | None) -> Cost:
+    return cost_of(
+        budget.rule,
+        _exact(guarantee.epsilon),
+        _exact(guarantee.delta),
+        gaussian,
+        run=guarantee.relation,
+        budget=budget.relation,
+    )
 
 
 def _table_name(table: SourceTable) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pg_dpml.budgets import Outlook
 from pg_dpml.compare import Comparison, ComparisonEntry
 from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluate import Evaluation
@@ -101,8 +102,10 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
     )
 
 
-def plan_record(plan: Plan, others: Sequence[Alternative] = ()) -> dict[str, Any]:
-    """A plan, and other methods beside it, as a JSON-ready mapping."""
+def plan_record(
+    plan: Plan, others: Sequence[Alternative] = (), outlook: Outlook | None = None
+) -> dict[str, Any]:
+    """A plan, what it costs its budget, and other methods beside it, as a JSON-ready mapping."""
     record: dict[str, Any] = {
         "method": plan.method,
         "private": plan.private,
@@ -121,6 +124,13 @@ def plan_record(plan: Plan, others: Sequence[Alternative] = ()) -> dict[str, Any
         record["noise"] = noise_record(plan.noise)
     if plan.reason:
         record["reason"] = plan.reason
+    if outlook is not None:
+        record["budget"] = {
+            "dataset": outlook.budget.dataset,
+            "cost": {"loss": str(outlook.cost.loss), "delta": str(outlook.cost.delta)},
+            "left": {"loss": str(outlook.left.cost.loss), "delta": str(outlook.left.cost.delta)},
+            "fits": outlook.fits,
+        }
     if others:
         record["methods"] = [_alternative_record(other) for other in others]
     return record
@@ -136,8 +146,8 @@ def _alternative_record(other: Alternative) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, others: Sequence[Alternative] = ()) -> str:
-    """A plan, and other methods beside it, as a few lines of text."""
+def plan_text(plan: Plan, others: Sequence[Alternative] = (), outlook: Outlook | None = None) -> str:
+    """A plan, what it costs its budget, and other methods beside it, as a few lines of text."""
     loss, problem = plan.work.loss, plan.problem
     found = [
         (
@@ -154,11 +164,19 @@ def plan_text(plan: Plan, others: Sequence[Alternative] = ()) -> str:
         *plan.work.lines(),
         *((("Noise on", _noised(plan.noise)), *plan.noise.lines()) if plan.noise is not None else ()),
         ("Guarantee", guarantee_text(plan.guarantee)),
+        *([] if outlook is None else [("Budget", _outlook_text(outlook))]),
         *(("Warning", warning) for warning in plan.warnings),
     ]
     lines = (f"{heading:<12}{text}" for heading, text in found)
     filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
     return "\n".join([*filled, *_alternative_lines(others)])
+
+
+def _outlook_text(outlook: Outlook) -> str:
+    budget = outlook.budget
+    left = "it is closed" if outlook.left.closed else f"left: {budget.amount(outlook.left.cost)}"
+    verdict = "" if outlook.fits else "; the run would be refused"
+    return f"{budget.dataset}: the run costs {budget.amount(outlook.cost)}; {left}{verdict}"
 
 
 def _noised(noise: PlannedNoise) -> str:

@@ -483,3 +483,33 @@ def test_a_refusal_is_exit_code_4_and_says_what_is_left(database: str, tmp_path:
     )
     assert "this run costs epsilon = 0.5 and delta = 1e-06: nothing was charged" in done.stderr
     assert left(database).entries == 1
+
+
+def test_a_plan_says_what_it_would_cost(dpml: Dpml, database: str, tmp_path: Path) -> None:
+    spec = tmp_path / "people.toml"
+    spec.write_text(
+        'table = "people"\n[label]\ncolumn = "rich"\npositive = "yes"\n'
+        "[columns.age]\nlower = 0\nupper = 100\n",
+        encoding="utf-8",
+    )
+    plan = ("plan", str(spec), "--delta", "1e-6", "--epsilon")
+    assert "Budget" not in dpml(*plan, "0.3").stdout
+    open_budget(database, "0.5", "1e-5", tables=("people",))
+    charge(database)
+    found = [
+        json.loads(dpml(*plan, epsilon, "--format", "json").stdout)["budget"] for epsilon in ("0.4", "0.5")
+    ]
+    assert found[0] == {
+        "dataset": "census",
+        "cost": {"loss": "0.4", "delta": "0.000001"},
+        "left": {"loss": "0.4", "delta": "0.00001"},
+        "fits": True,
+    }
+    assert found[1]["fits"] is False
+    text = " ".join(dpml(*plan, "0.5").stdout.split())
+    assert (
+        "Budget census: the run costs epsilon = 0.5 and delta = 1e-06; left: epsilon = 0.4 and "
+        "delta = 1e-05; the run would be refused" in text
+    )
+    dpml("budget", "close", "census")
+    assert "it is closed; the run would be refused" in " ".join(dpml(*plan, "0.1").stdout.split())

@@ -512,7 +512,9 @@ def test_support_functions_refuse_direct_calls(hostile: psycopg.Connection) -> N
         for function in support
         for arguments in itertools.product(*(values[type_] for type_ in function.types))
     ]
-    assert {outcome.state for outcome in run(hostile, attempts)} == {REFUSED}
+    # PostgreSQL 15 finds no function for a NULL of type internal.
+    refused = {REFUSED} if hostile.info.server_version >= 160000 else {REFUSED, "42883"}
+    assert {outcome.state for outcome in run(hostile, attempts)} <= refused
 
 
 # Transition and combination of each kind of state that is bytes, and the arguments after the block.

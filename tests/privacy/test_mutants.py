@@ -191,8 +191,8 @@ MUTANTS = [
     Mutant(
         "row-coins-with-units",
         "udas/kernels/poisson.c",
-        "end = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;",
-        "end = row + 1;",
+        "state->end_row = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;",
+        "state->end_row = state->next_row + 1;",
         f"{TEST_STEP_NOISE}::test_units_are_drawn_as_a_whole",
     ),
     Mutant(
@@ -345,8 +345,8 @@ MUTANTS = [
     Mutant(
         "rows-of-a-unit-draw-coins",
         "udas/kernels/poisson.c",
-        "end = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;",
-        "end = row + 1;",
+        "state->end_row = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;",
+        "state->end_row = state->next_row + 1;",
         f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
     ),
     Mutant(

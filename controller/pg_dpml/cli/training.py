@@ -12,11 +12,13 @@ from typing import Annotated
 import typer
 
 import pg_dpml
-from pg_dpml import plots, report
+from pg_dpml import budgets, plots, report
 from pg_dpml.cli.framework import ModelName, Output, OutputFormat, Spec, Table, command, progress_bar
 from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
+from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.report_html import comparison_html
+from pg_dpml.rows import resolve
 from pg_dpml.spec import METHODS
 from pg_dpml.train import alternatives
 
@@ -42,7 +44,13 @@ def plan(
     data = pg_dpml.DataSpec.from_toml(spec)
     decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
     others = () if privacy is None else alternatives(decided.problem, privacy)
-    output.print(report.plan_text(decided, others), report.plan_record(decided, others))
+    outlook = None
+    if decided.guarantee is not None and decided.noise is not None:
+        gaussian = gaussian_part(decided.noise)
+        with output.session() as session:
+            table = resolve(session, data).table
+            outlook = budgets.outlook(session, table, decided.guarantee, gaussian, dataset=data.dataset)
+    output.print(report.plan_text(decided, others, outlook), report.plan_record(decided, others, outlook))
 
 
 @command
