@@ -160,7 +160,7 @@ def test_the_controller_trains(
             volumes={
                 socket: {"bind": "/run/postgresql", "mode": "rw"},
                 str(secrets): {"bind": "/run/secrets", "mode": "ro"},
-                str(ADULT_SPEC): {"bind": "/work/adult.toml", "mode": "ro"},
+                str(ADULT_SPEC): {"bind": "/specs/adult.toml", "mode": "ro"},
             },
             network_mode="none",
             read_only=True,
