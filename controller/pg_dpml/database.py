@@ -193,8 +193,13 @@ class Session:
 
     def _settle(self) -> None:
         # Local, here and below: a pooler in transaction mode gives the connection to others.
-        self._search(_SAFE_PATH)
-        self.fetch(sql.SQL("SELECT pg_catalog.set_config('row_security', 'on', true)"))
+        self.fetch(
+            sql.SQL(
+                "SELECT pg_catalog.set_config('search_path', %(path)s, true), "
+                "pg_catalog.set_config('row_security', 'on', true)"
+            ),
+            {"path": _SAFE_PATH},
+        )
 
     def _search(self, path: str) -> None:
         self.fetch(sql.SQL("SELECT pg_catalog.set_config('search_path', %(path)s, true)"), {"path": path})
