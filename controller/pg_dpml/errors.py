@@ -8,6 +8,7 @@
      |-- UnavailableError    3   no connection, read-only server: try again
      |-- BudgetError         4   the budget of the data set does not allow the charge
      |-- GuaranteeError      5   a condition of the privacy guarantee does not hold
+     |    +-- ResolutionError     epsilon is too small for the precision of the noise
      +-- RunFailedError      1   failed after the charge; never quotes the server
 """
 
@@ -58,6 +59,10 @@ class GuaranteeError(DpmlError):
     """Refused because a condition of the guarantee does not hold."""
 
     exit_code = 5
+
+
+class ResolutionError(GuaranteeError):
+    """Refused because epsilon is so small that the noise would outgrow the precision of its sampler."""
 
 
 class RunFailedError(DpmlError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ __all__ = [
     "BLOCK_MAX_BYTES",
     "BLOCK_PAGE_BYTES",
     "FOLD_ROWS",
+    "MOST_STEPS",
     "FloatArray",
     "Loss",
     "Noise",
@@ -304,6 +306,10 @@ def sensitivity(
     return Sensitivity(result.sensitivity, result.step_sum, result.step_max, result.steps)
 
 
+MOST_STEPS = 2.0**45
+"""Largest standard deviation of noise, in steps of its grid: all numbers are whole, and exact in float64."""
+
+
 def noise_grid(scale: float) -> float:
     """Spacing of the grid that a batch's sum and its noise of a scale in (0, inf) are rounded to.
 
@@ -333,15 +339,10 @@ class Noise:
         self._rng = ffi.new("DpmlRng *")
         lib.dpml_rng_start(self._rng, key)
 
-    def uniform(self) -> float:
-        """One number in (0, 1), an odd multiple of 2^-53."""
-        return float(lib.dpml_rng_uniform(self._rng))
-
-    def gaussian(self, n: int, stddev: float) -> FloatArray:
-        """Independent normals, ndarray of shape (n,)."""
-        out = np.empty(n)
-        lib.dpml_noise_gaussian(self._rng, n, stddev, pointer(out))
-        return out
+    def coin(self, probability: float) -> bool:
+        """True with just that probability, in [0, 1]."""
+        require(0.0 <= probability <= 1.0, "probability must be in [0, 1]")
+        return bool(lib.dpml_rng_coin(self._rng, probability))
 
     def misses(self, probability: float) -> int:
         """Misses before the next hit of a coin that hits with a probability in (0, 1].
@@ -351,16 +352,51 @@ class Noise:
         require(0.0 < probability <= 1.0, "probability must be in (0, 1]")
         return int(lib.dpml_coin_misses(self._rng, lib.dpml_coin_rate(probability)))
 
-    def gamma(self, shape: float) -> float:
-        """One Gamma variable of scale 1; shape in [1, inf)."""
-        require(1.0 <= shape < math.inf, "shape must be in [1, inf)")
-        return float(lib.dpml_noise_gamma(self._rng, shape))
+    def gaussian(self, n: int, stddev: float) -> FloatArray:
+        """Independent normals, rounded to whole numbers.
+
+        Parameters
+        ----------
+        n : int
+            >= 0.
+        stddev : float
+            In steps of the grid that the noise is for, in [0, 2^45].
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Whole numbers below 2^53 in size.
+
+        Notes
+        -----
+        Source: privacy/README.md, "The sampler".
+        """
+        return self._draw(lib.dpml_noise_gaussian, n, stddev, stddev)
 
     def knorm(self, n: int, scale: float) -> FloatArray:
-        """Noise of density proportional to exp(-||z|| / scale), ndarray of shape (n,).
+        """Noise of density proportional to exp(-||z|| / scale), rounded to whole numbers.
 
-        Source: privacy/README.md, "K-norm noise".
+        Parameters
+        ----------
+        n : int
+            >= 0.
+        scale : float
+            In steps of the grid that the noise is for; scale sqrt(n + 1), the standard deviation
+            of a number, in [0, 2^45].
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Whole numbers below 2^53 in size.
+
+        Notes
+        -----
+        Source: privacy/README.md, "K-norm noise" and "The sampler".
         """
+        return self._draw(lib.dpml_noise_knorm, n, scale, scale * math.sqrt(n + 1))
+
+    def _draw(self, sample: Callable[..., None], n: int, scale: float, stddev: float) -> FloatArray:
+        require(0.0 <= stddev <= MOST_STEPS, "the standard deviation must be in [0, 2^45] steps of the grid")
         out = np.empty(n)
-        lib.dpml_noise_knorm(self._rng, n, scale, pointer(out))
+        sample(self._rng, n, scale, pointer(out))
         return out

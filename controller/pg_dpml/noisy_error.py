@@ -17,7 +17,7 @@ from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
 from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.rows import record_of
@@ -151,13 +151,15 @@ def _plan(
     require_columns(model, table, [model.encoder["label"]["name"]] + ([unit] if unit else []))
     _require_public_rows(model, table, definition_is_public)
     delta = privacy.delta or 0.0
-    guarantee = Guarantee(privacy.epsilon, delta or mechanisms.sampler_delta(1), privacy.relation, unit, most)
+    guarantee = Guarantee(privacy.epsilon, delta or resolution.sampler_delta(1), privacy.relation, unit, most)
     n_rows = _count(session, table, guarantee)
     if n_rows == 0:
         raise SpecError(f"table {table.name} has no rows")
     clip = _clip(model, clip)
     units = most * (1 if clip is None else SQUARED_ERROR_UNITS)
-    noise = mechanisms.calibrate_sum(units, privacy.epsilon, delta)
+    noise = resolution.with_least_epsilon(
+        lambda epsilon: mechanisms.calibrate_sum(units, epsilon, delta), privacy.epsilon
+    )
     release = _Release(model, table, n_rows, clip, guarantee, noise)
     # Types and privileges are refused here, by a row of NULLs and by a query that reads no row.
     session.fetch(

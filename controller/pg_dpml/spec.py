@@ -513,7 +513,7 @@ class PrivacySpec:
     Attributes
     ----------
     epsilon : float
-        In [1e-12, 1e4].
+        In [1e-12, 100].
     delta : float or None
         In [0, 1); 0 asks for pure differential privacy; None means 1 / n^2.
     relation : Relation
@@ -524,7 +524,7 @@ class PrivacySpec:
     relation: Relation = Relation.REPLACE_ONE
 
     def __post_init__(self) -> None:
-        _between(self.epsilon, "epsilon", 1e-12, 1e4)
+        _between(self.epsilon, "epsilon", 1e-12, 100.0)
         object.__setattr__(self, "epsilon", float(self.epsilon))
         delta = _number(self.delta, "delta")
         if delta is not None and not 0.0 <= delta < 1.0:

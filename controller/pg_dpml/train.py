@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +21,7 @@ from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, suf
 from pg_dpml.methods.job import Job, Method, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, noise_record
 from pg_dpml.privacy.budget import gaussian_part
+from pg_dpml.privacy.resolution import with_least_epsilon
 from pg_dpml.rows import Source, count_units, pack, resolve
 from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
 
@@ -254,6 +255,15 @@ def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainS
             f"method {training.method} needs epsilon: give one, such as --epsilon 1 (in Python "
             "PrivacySpec(1)); a smaller one is a stronger guarantee, and more noise"
         )
+    if privacy is None:
+        return _plan(problem, None, training)
+    asked = privacy
+    return with_least_epsilon(
+        lambda epsilon: _plan(problem, replace(asked, epsilon=epsilon), training), asked.epsilon
+    )
+
+
+def _plan(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
     if training.method == "auto":
         assert privacy is not None
         return auto.plan(problem, privacy, training)
@@ -281,7 +291,7 @@ class Alternative:
 def alternative(problem: Problem, privacy: PrivacySpec | None, method: str) -> Alternative:
     """A method's plan, or its refusal, from public numbers alone."""
     try:
-        return Alternative(method, plan_problem(problem, privacy, TrainSpec(method=method)))
+        return Alternative(method, _plan(problem, privacy, TrainSpec(method=method)))
     except (SpecError, GuaranteeError) as error:
         reason = re.split(r"[:;] ", str(error))[0]
         return Alternative(method, None, re.sub(rf"^method = {method} ", "it ", reason))

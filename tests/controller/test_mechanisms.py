@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,9 @@ import pytest
 from scipy import stats
 from scipy.special import erfcx
 
-from pg_dpml.errors import GuaranteeError
+from pg_dpml.errors import GuaranteeError, ResolutionError
 from pg_dpml.kernels import Noise
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.privacy.relation import Relation
 
@@ -93,14 +94,14 @@ def test_gaussian_mu_for_large_epsilon(epsilon: float, delta: float) -> None:
 @pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3])
 def test_gaussian_noise_is_below_the_textbook(epsilon: float, delta: float) -> None:
     textbook = math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
-    assert textbook / mechanisms.gaussian_stddev(1.0, epsilon, delta) > 1.10
+    assert textbook / mechanisms.gaussian_stddev(1.0, epsilon, delta, 1) > 1.10
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), GRID)
 def test_gaussian_stddev_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
     library = pytest.importorskip("dp_accounting.gaussian_mechanism", reason="dp_accounting is not installed")
     expected = library.get_sigma_gaussian(epsilon, delta)
-    assert mechanisms.gaussian_stddev(1.0, epsilon, delta) == pytest.approx(expected, rel=1e-6)
+    assert mechanisms.gaussian_stddev(1.0, epsilon, delta, 1) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +117,76 @@ def test_gaussian_mu_refuses_other_domains(epsilon: float, delta: float) -> None
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
 def test_noise_scales(sensitivity: float, epsilon: float) -> None:
     mu = mechanisms.gaussian_mu(epsilon, 1e-6)
-    stddev = mechanisms.gaussian_stddev(sensitivity, epsilon, 1e-6)
-    assert sensitivity / mu <= stddev <= sensitivity / mu * (1.0 + 1e-11)
-    scale = mechanisms.knorm_scale(sensitivity, epsilon)
-    assert sensitivity / epsilon <= scale <= sensitivity / epsilon * (1.0 + 1e-11)
+    stddev = mechanisms.gaussian_stddev(sensitivity, epsilon, 1e-6, 1)
+    left = mu - resolution.sampler_mu(1)
+    assert sensitivity / left <= stddev <= sensitivity / left * (1.0 + 1e-11)
+    scale = mechanisms.knorm_scale(sensitivity, epsilon, 1)
+    left = epsilon - resolution.sampler_knorm_epsilon(1)
+    assert sensitivity / left <= scale <= sensitivity / left * (1.0 + 1e-11)
+
+
+@pytest.mark.parametrize("n_numbers", [1, 7850, 10**9])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 100.0])
+def test_the_sampler_has_its_share(epsilon: float, n_numbers: int) -> None:
+    """Out of mu, of epsilon and of delta, before noise is calibrated."""
+    delta = 2.5 * resolution.sampler_delta(n_numbers)
+    left = mechanisms.gaussian_share(epsilon, delta, n_numbers)
+    assert mechanisms.delta_left(delta, n_numbers) == pytest.approx(0.6 * delta)
+    whole = mechanisms.gaussian_mu(epsilon, 0.6 * delta)
+    taken = 2.0 * math.sqrt(2.0 * math.pi) * n_numbers * 2.0**-48
+    assert left == pytest.approx(whole - taken, rel=1e-9)
+    assert mechanisms.gaussian_delta(epsilon, left + taken) <= delta - resolution.sampler_delta(n_numbers)
+    assert mechanisms.gaussian_stddev(3.0, epsilon, delta, n_numbers) == pytest.approx(3.0 / left)
+    knorm = mechanisms.knorm_scale(3.0, epsilon, n_numbers, 5) if n_numbers < 10**9 else math.inf
+    if knorm < math.inf:
+        assert knorm == pytest.approx(
+            15.0 / (epsilon - 10.0 * (5.0 * n_numbers + 512.0) * 2.0**-48), rel=1e-11
+        )
+    with pytest.raises(GuaranteeError, match=rf"what the precision of the noise allows for {n_numbers:,}"):
+        mechanisms.delta_left(1.9 * resolution.sampler_delta(n_numbers), n_numbers)
+
+
+def test_a_share_above_a_hundredth_is_refused() -> None:
+    taken = resolution.sampler_mu(10**9)
+    assert resolution.require_share(taken, 101.0 * taken, "mu") == pytest.approx(100.0 * taken)
+    with pytest.raises(ResolutionError, match=r"mu = .* more than a hundredth of the run's"):
+        resolution.require_share(taken, 99.0 * taken, "mu")
+    with pytest.raises(ResolutionError, match="more than a hundredth"):
+        mechanisms.gaussian_stddev(1.0, 1e-4, 1e-9, 10**9)
+    with pytest.raises(ResolutionError, match=r"epsilon = .* more than a hundredth"):
+        mechanisms.knorm_scale(1.0, 1e-10, 1)
+
+
+@pytest.mark.parametrize("n_weights", [1, 30, 7850])
+@pytest.mark.parametrize("delta", [0.0, 1e-9])
+def test_noise_too_wide_for_its_grid_is_refused(delta: float, n_weights: int) -> None:
+    """And the refusal names the least epsilon, which is one."""
+
+    def attempt(epsilon: float) -> ReleaseNoise:
+        return mechanisms.calibrate(0.01, 0.0, n_weights, epsilon, delta)
+
+    with pytest.raises(ResolutionError, match="too wide for the released numbers") as refused:
+        resolution.with_least_epsilon(attempt, 1e-7 if n_weights > 1000 else 1e-8)
+    least = float(re.findall(r"take epsilon = (\S+) or more", str(refused.value))[0])
+    noise = attempt(least)
+    assert 2.0**44 <= noise.score_stddev / noise.grid <= 2.0**45
+    with pytest.raises(ResolutionError):
+        attempt(least / 1.2)
+    assert resolution.with_least_epsilon(attempt, least) == noise
+
+
+def test_no_epsilon_is_named_where_none_would_do() -> None:
+    def attempt(epsilon: float) -> ReleaseNoise:
+        raise ResolutionError("too wide")
+
+    with pytest.raises(ResolutionError, match=r"^too wide$"):
+        resolution.with_least_epsilon(attempt, 1e-9)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_knorm_scale_refuses_other_domains(epsilon: float) -> None:
     with pytest.raises(ValueError, match="epsilon"):
-        mechanisms.knorm_scale(1.0, epsilon)
+        mechanisms.knorm_scale(1.0, epsilon, 1)
 
 
 @pytest.mark.parametrize("lipschitz", [0.5, 1.0, math.sqrt(2.0)])
@@ -137,7 +198,7 @@ def test_relation(lipschitz: float) -> None:
 @pytest.mark.parametrize("n_weights", [1, 2, 105, 7850])
 @pytest.mark.parametrize("sensitivity", [1.0, 3.3e-5, 1e-12, 77.0])
 def test_release_grid(sensitivity: float, n_weights: int) -> None:
-    grid = mechanisms.release_grid(sensitivity, n_weights)
+    grid = resolution.release_grid(sensitivity, n_weights)
     assert math.frexp(grid)[0] == 0.5  # a power of two
     assert grid * math.sqrt(n_weights) <= 2.0**-20 * sensitivity * (1.0 + 1e-12)
     assert 2.0 * grid * math.sqrt(n_weights) > 2.0**-20 * sensitivity
@@ -176,7 +237,7 @@ def test_rounding_error(changes: dict[str, float], bound: float) -> None:
 
 def test_calibration_has_head_room_for_grid_and_rounding() -> None:
     noise = mechanisms.calibrate(0.01, 0.00005, 105, 1.0, 1e-6)
-    grid = mechanisms.release_grid(0.01, 105)
+    grid = resolution.release_grid(0.01, 105)
     assert (noise.kind, noise.sensitivity, noise.grid, noise.n_weights) == ("gaussian", 0.01, grid, 105)
     assert noise.calibrated_sensitivity == pytest.approx(0.01 + grid * math.sqrt(105) + 0.00005, rel=1e-15)
     assert noise.scale >= noise.calibrated_sensitivity / mechanisms.gaussian_mu(1.0, 1e-6)
@@ -191,11 +252,9 @@ def test_calibration_has_head_room_for_grid_and_rounding() -> None:
 def test_the_smaller_noise_is_taken(epsilon: float, delta: float, n_weights: int) -> None:
     noise = mechanisms.calibrate(1.0, 0.0, n_weights, epsilon, delta)
     stddevs = {
-        "gaussian": mechanisms.gaussian_stddev(1.0, epsilon, delta),
-        "k-norm": mechanisms.knorm_scale(1.0, epsilon) * math.sqrt(n_weights + 1),
+        "gaussian": mechanisms.gaussian_stddev(1.0, epsilon, delta, 1),
+        "k-norm": mechanisms.knorm_scale(1.0, epsilon, 1) * math.sqrt(n_weights + 1),
     }
-    if n_weights * 2.0**-40 > delta:  # the sampler's own precision would break the claim
-        stddevs.pop("k-norm")
     assert noise.kind in stddevs
     assert noise.score_stddev == pytest.approx(min(stddevs.values()), rel=2e-6)
     assert mechanisms.best_mu(epsilon, delta, n_weights) == pytest.approx(1.0 / noise.score_stddev, rel=2e-6)

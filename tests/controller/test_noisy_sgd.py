@@ -18,7 +18,7 @@ from pg_dpml.kernels import Schedule
 from pg_dpml.methods.noisy_sgd import plan
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.methods.sgd import Sgd
-from pg_dpml.privacy import accounting, mechanisms, step_noise
+from pg_dpml.privacy import accounting, mechanisms, resolution, step_noise
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.step_noise import StepNoise
 from pg_dpml.spec import PrivacySpec, TrainSpec
@@ -64,7 +64,7 @@ def test_pure_privacy_of_scs13(passes: int) -> None:
     assert noise.scale == pytest.approx(passes * 2.0 / 0.5, rel=1e-2)
     assert noise.sum_stddev == noise.scale * math.sqrt(107)
     assert decided.guarantee is not None
-    assert decided.guarantee.delta == passes * 106 * 2.0**-40
+    assert decided.guarantee.delta == resolution.sampler_delta(passes * 106)
 
 
 def test_defaults_of_scs13_are_those_of_the_published_comparison() -> None:
@@ -247,7 +247,7 @@ def test_no_delta_no_gaussian_noise(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_delta_beyond_the_precision_of_the_noise_is_refused(method: str) -> None:
     with pytest.raises(GuaranteeError, match="precision of the noise"):
-        planned(method, privacy=PrivacySpec(1.0, 1e-18))
+        planned(method, privacy=PrivacySpec(1.0, 1e-35))
 
 
 def test_huge_batches_and_coarse_grids_are_refused() -> None:

@@ -16,7 +16,7 @@ import oracles
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.methods.plan import Problem
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import SCHEDULES, PrivacySpec, TrainSpec
 
@@ -152,7 +152,7 @@ def test_pure_privacy_reports_the_samplers_precision(loss: str) -> None:
     assert plan.noise is not None
     assert plan.guarantee is not None
     assert (plan.noise.kind, plan.noise.n_weights) == ("k-norm", problem.n_weights)
-    assert plan.guarantee.delta == problem.n_weights * 2.0**-40
+    assert plan.guarantee.delta == resolution.sampler_delta(problem.n_weights)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 50, 300])

@@ -277,9 +277,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({"epsilon": 0.0}, ["epsilon", "[1e-12, 10000]"]),
-        ({"epsilon": -1.0}, ["epsilon", "[1e-12, 10000]", "-1"]),
-        ({"epsilon": None}, ["epsilon", "[1e-12, 10000]"]),
+        ({"epsilon": 0.0}, ["epsilon", "[1e-12, 100]"]),
+        ({"epsilon": -1.0}, ["epsilon", "[1e-12, 100]", "-1"]),
+        ({"epsilon": None}, ["epsilon", "[1e-12, 100]"]),
         ({"epsilon": math.inf}, ["epsilon", "finite"]),
         ({"epsilon": math.nan}, ["epsilon", "finite"]),
         ({"epsilon": "1"}, ["epsilon", "number"]),

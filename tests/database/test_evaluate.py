@@ -17,13 +17,13 @@ import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec, report
 from pg_dpml.errors import OWNER_ONLY, GuaranteeError, RunFailedError, RunInterrupted, SpecError
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy import mechanisms, resolution
 from sqltools import scalar
 
 NOISY = importlib.import_module("pg_dpml.noisy_error")
 
 N = 400
-EXACT = PrivacySpec(1e4)
+EXACT = PrivacySpec(100.0)
 """Its noise rounds to nothing."""
 
 
@@ -227,7 +227,7 @@ def _error(evaluation: Evaluation) -> float:
 def test_what_is_charged(database: str, connection: psycopg.Connection, relation: Relation) -> None:
     found = pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(0.5, relation=relation))
     ((*entry, mechanism),) = charges(connection)
-    delta = Decimal(repr(mechanisms.sampler_delta(1)))
+    delta = Decimal(repr(resolution.sampler_delta(1)))
     assert entry == ["public.people", "binary", "evaluate", True, Decimal("0.5"), delta, relation.value, N]
     assert mechanism["kind"] == "k-norm"
     assert mechanism["scale"] == pytest.approx(2.0)

@@ -403,7 +403,7 @@ def test_the_errors_of_a_whitened_regression(
         f"SELECT avg((dpml.label('{name}', t)::float8 - dpml.predict_value('{name}', t)) ^ 2) FROM people t",
     )
     assert record["mean_squared_error"] == pytest.approx(exact, rel=1e-9)
-    released = record_of(dpml("evaluate", name, "--table", "people", "--epsilon", "1000", "--format", "json"))
+    released = record_of(dpml("evaluate", name, "--table", "people", "--epsilon", "100", "--format", "json"))
     unlabelled = scalar(connection, f"SELECT count(*) FROM people t WHERE dpml.label('{name}', t) IS NULL")
     # Rows without a label count with the largest error, which is that of the label's range.
     wanted = (exact * (N - unlabelled) + 100.0 * unlabelled) / N

@@ -20,6 +20,7 @@ from pg_dpml.database import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError
 from pg_dpml.methods import sgd
 from pg_dpml.methods.sgd import Sgd
+from pg_dpml.privacy import resolution
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -141,7 +142,7 @@ def test_pure_privacy(database: str) -> None:
     )
     assert result.model.training["options"]["noise"] == "k-norm"
     assert result.plan.guarantee is not None
-    assert result.plan.guarantee.delta == 3 * people.N_FEATURES * 2.0**-40
+    assert result.plan.guarantee.delta == resolution.sampler_delta(3 * people.N_FEATURES)
     for method in ("bst14", "dp-sgd"):
         with pytest.raises(GuaranteeError, match="scs13 or bolt-on"):
             pg_dpml.train(

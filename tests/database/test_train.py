@@ -35,6 +35,7 @@ from pg_dpml.methods import bolt_on
 from pg_dpml.methods import sgd as sgd_module
 from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
+from pg_dpml.privacy import resolution
 from pg_dpml.rows import PackedRows, Source
 from pg_dpml.spec import Column, Label, PrivacySpec, TrainSpec
 from sqltools import scalar, work_tables
@@ -332,7 +333,11 @@ def test_pure_privacy_charges_the_samplers_delta(database: str, connection: psyc
     privacy = PrivacySpec(0.1, 0.0, pg_dpml.Relation.ADD_REMOVE)
     pg_dpml.train(database, people.spec(), privacy, name="m")
     (entry,) = ledger(connection)
-    assert entry[5:8] == (Decimal("0.1"), Decimal(repr(people.N_FEATURES * 2.0**-40)), "add_remove")
+    assert entry[5:8] == (
+        Decimal("0.1"),
+        Decimal(repr(resolution.sampler_delta(people.N_FEATURES))),
+        "add_remove",
+    )
     assert entry[9]["kind"] == "k-norm"
 
 

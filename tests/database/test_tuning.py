@@ -23,7 +23,7 @@ from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecE
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.job import Job, Result
 from pg_dpml.portions import equal_sizes, pack_portions
-from pg_dpml.privacy import selection
+from pg_dpml.privacy import resolution, selection
 from pg_dpml.rows import PackedRows, Source, count_units, repack, resolve
 from pg_dpml.train import decide
 from sqltools import scalar
@@ -321,7 +321,7 @@ def test_each_candidate_has_its_own_rows_and_full_privacy(
 def test_pure_privacy_charges_the_samplers_delta(database: str, connection: psycopg.Connection) -> None:
     pg_dpml.tune(database, people.spec(), PrivacySpec(1.0, 0.0), GRID, name="m")
     (entry,) = ledger(connection)
-    assert entry[5] == Decimal(repr(people.N_FEATURES * 2.0**-40))
+    assert entry[5] == Decimal(repr(resolution.sampler_delta(people.N_FEATURES)))
 
 
 def test_time_is_not_told_where_passes_are_not(database: str) -> None:

@@ -36,20 +36,14 @@ SMALLEST_P = 1e-6
 SCALE = 0.7
 
 
-def rounded(values: FloatArray, scale: float) -> FloatArray:
-    """To the noise's grid."""
-    grid = noise_grid(scale)
-    return np.rint(values / grid) * grid
-
-
 def add_noise(kind: str, scale: float = SCALE, key: bytes = NOISE_KEY) -> Callable[[FloatArray], FloatArray]:
     """What the kernel adds to one sum after the other, from a generator of its key."""
     if kind == "none":
         return lambda gradient: gradient
-    noise = Noise(key)
+    noise, grid = Noise(key), noise_grid(scale)
     draw = noise.gaussian if kind == "gaussian" else noise.knorm
     return lambda gradient: (
-        rounded(gradient, scale) + rounded(draw(gradient.size, scale), scale).reshape(gradient.shape)
+        (np.rint(gradient / grid) + draw(gradient.size, scale / grid).reshape(gradient.shape)) * grid
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from pg_dpml.privacy import resolution
 from pg_dpml.privacy.budget import RULES, Cost, cost_of, epsilon_of, gaussian_part, limit_of, zcdp_delta
 from pg_dpml.privacy.mechanisms import ReleaseNoise, calibrate, gaussian_delta, gaussian_mu
 from pg_dpml.privacy.relation import Relation
@@ -139,6 +140,6 @@ def test_the_gaussian_part_of_a_release() -> None:
     part = gaussian_part(noise)
     assert part is not None
     assert part[0] == pytest.approx(gaussian_mu(1.0, 1e-6), rel=1e-9)
-    assert part[1] == 50 * 2.0**-66
+    assert part[1] == resolution.sampler_delta(50)
     assert gaussian_part(calibrate(0.01, 0.0, 50, 1.0, 0.0)) is None  # K-norm
     assert gaussian_part(ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 50)) is None  # constant

@@ -330,5 +330,5 @@ def test_rounding_of_a_run_is_within_its_allowance() -> None:
 
 
 def test_noise_generators_never_repeat() -> None:
-    drawn = [kernels.Noise().gaussian(4, 1.0).tolist() for _ in range(50)]
+    drawn = [kernels.Noise().gaussian(4, 2.0**40).tolist() for _ in range(50)]
     assert len({tuple(numbers) for numbers in drawn}) == 50

@@ -17,7 +17,7 @@ from scipy.stats import binom
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods import noisy_sgd
 from pg_dpml.methods.plan import Problem
-from pg_dpml.privacy import accounting, mechanisms, step_noise
+from pg_dpml.privacy import accounting, mechanisms, resolution, step_noise
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.step_noise import StepNoise
 from pg_dpml.spec import PrivacySpec, TrainSpec
@@ -172,7 +172,8 @@ def test_what_the_accountant_is_asked(
     for question in asked:
         assert (question.steps, question.relation) == (steps, relation)
         assert 0.999 * epsilon <= question.epsilon <= epsilon
-        assert delta * (1.0 - 4.0 * UNLIKELY) <= question.delta <= delta * (1.0 - UNLIKELY)
+        left = delta * math.exp(-resolution.sampler_epsilon(5 * steps))
+        assert left * (1.0 - 4.0 * UNLIKELY) <= question.delta <= delta * (1.0 - UNLIKELY)
         assert q * (1.0 + room) * (1.0 - 1e-15) <= question.sampling <= min(1.0, q * (1.0 + 2.0 * room))
 
 
@@ -182,8 +183,8 @@ def test_delta_covers_every_number_of_noise(method: str) -> None:
     """Of all passes, or of all steps of Poisson batches; that of one alone would be refused much later."""
     problem = problem_of(10_000, 1, 7)
     releases = 6 if method == "scs13" else 6 * 200
-    floor = releases * 7 * 2.0**-66
-    with pytest.raises(GuaranteeError, match=f"for {releases * 7} numbers of noise"):
+    floor = 2.0 * resolution.sampler_delta(releases * 7)
+    with pytest.raises(GuaranteeError, match=f"for {releases * 7:,} noisy numbers"):
         planned(method, problem, PrivacySpec(1.0, 0.9 * floor), batch_size=50, passes=6)
     noise = planned(method, problem, PrivacySpec(1.0, 1.1 * floor), batch_size=50, passes=6)
     assert (noise.kind, noise.steps) == ("gaussian", 6 * 200)

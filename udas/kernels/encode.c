@@ -201,14 +201,15 @@ dpml_projection_start(DpmlRng *rng, uint64_t seed)
 void
 dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out)
 {
+	double		scale = 1.0 / sqrt((double) n_projected);
 	double		pair[2];
 
 	for (int64_t i = 0; i < n; i += 2)
 	{
-		dpml_noise_gaussian(rng, 2, 1.0 / sqrt((double) n_projected), pair);
-		out[i] = (float) pair[0];
+		dpml_rng_normal(rng, 2, pair);
+		out[i] = (float) (scale * pair[0]);
 		if (i + 1 < n)
-			out[i + 1] = (float) pair[1];
+			out[i + 1] = (float) (scale * pair[1]);
 	}
 }
 

@@ -19,13 +19,21 @@ void		dpml_chacha20_block(const uint32_t key[8], uint32_t counter, const uint32_
 
 void		dpml_rng_start(DpmlRng *rng, const uint8_t key[32]);
 uint64_t	dpml_rng_word(DpmlRng *rng);
-double		dpml_rng_uniform(DpmlRng *rng);	/* in (0, 1) */
+int			dpml_rng_coin(DpmlRng *rng, double probability);	/* 1 with just that probability */
+void		dpml_rng_normal(DpmlRng *rng, int64_t n, double *out);	/* standard normals as float64 */
 
+/*
+ * Noise in whole steps of a grid.  stddev and scale count in steps: standard deviation of a normal, and, for a density
+ * proportional to exp(-||z|| / scale) in R^n, its scale; in [0, 2^45], which for K-norm noise is meant of scale sqrt(n).
+ */
 void		dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out);
-double		dpml_noise_gamma(DpmlRng *rng, double shape);	/* scale 1, shape >= 1 */
-
-/* Density proportional to exp(-||z|| / scale) in R^n: radius Gamma(n, scale), direction uniform on the sphere. */
 void		dpml_noise_knorm(DpmlRng *rng, int64_t n, double scale, double *out);
+
+/*
+ * How much of a place of 2^-55 of a strip > 0 lies under the curve, and how much of one of a piece of the tail is kept.
+ */
+double		dpml_normal_under_curve(int32_t strip, int64_t number);
+double		dpml_normal_in_tail(int32_t piece, int64_t number);
 
 /* Grid that sums and noise of so large a scale (> 0) are rounded to: the largest power of two <= 2^-20 scale. */
 double		dpml_noise_grid(double scale);

@@ -81,25 +81,23 @@ end_step(DpmlSgd *state)
 	}
 }
 
-/* Adding and taking away 1.5 2^52 g rounds to a multiple of g; beyond 2^51 g a number stays one. */
-#define GRID_SHIFT 0x1.8p52
-
-/* Add fresh noise to the gradient sum, both rounded to the noise's grid. */
+/* Add fresh noise to the gradient sum, in whole steps of the noise's grid both. */
 DPML_INLINE void
 add_noise(DpmlSgd *state)
 {
 	const DpmlSgdOptions *options = &state->options;
 	int64_t		n = n_weights(options);
-	double		shift = state->grid_shift;
+	double		grid = state->grid;
+	double		per_step = 1.0 / grid;	/* powers of two: exact */
 	double	   *gradient = state->gradient;
 	const double *noise = state->noise;
 
 	if (options->noise == DPML_KNORM)
-		dpml_noise_knorm(state->rng, n, options->noise_scale, state->noise);
+		dpml_noise_knorm(state->rng, n, options->noise_scale * per_step, state->noise);
 	else
-		dpml_noise_gaussian(state->rng, n, options->noise_scale, state->noise);
+		dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);
 	for (int64_t i = 0; i < n; i++)
-		gradient[i] = ((gradient[i] + shift) - shift) + ((noise[i] + shift) - shift);
+		gradient[i] = (rint(gradient[i] * per_step) + noise[i]) * grid;
 }
 
 /* A step along the velocity, which the whole weights enter: no lazy shrink. */
@@ -322,7 +320,7 @@ dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, cons
 	{
 		state->noise = next;
 		state->rng = (DpmlRng *) (next + n);
-		state->grid_shift = GRID_SHIFT * dpml_noise_grid(options->noise_scale);
+		state->grid = dpml_noise_grid(options->noise_scale);
 		dpml_rng_start(state->rng, start->key);
 	}
 

@@ -50,13 +50,13 @@ typedef struct DpmlSgd
 	int64_t		averaged;		/* iterates in the average so far */
 	int32_t		in_batch;		/* units of the open batch */
 	double		scale;			/* lazy shrink factor of weights */
-	double		grid_shift;		/* what rounds to the noise's grid */
+	double		grid;			/* spacing of the grid that a batch's sum and its noise are rounded to */
 	double	   *weights;		/* K x d, row-major */
 	double	   *gradient;		/* K x d, sum over the open batch */
 	double	   *average;		/* K x d, sum of iterates; its mean when finished */
 	double	   *scores;			/* K */
 	double	   *velocity;		/* K x d; NULL without momentum */
-	double	   *noise;			/* K x d, scratch; NULL without noise */
+	double	   *noise;			/* K x d, in steps of the grid, scratch; NULL without noise */
 	DpmlRng    *rng;			/* of the noise; NULL without */
 } DpmlSgd;
 

@@ -87,7 +87,7 @@ def _connection_options(dsn: Dsn = "", insecure: Insecure = False) -> Output:
 
 
 def _privacy_options(
-    epsilon: Annotated[float | None, typer.Option(help="Privacy loss, in [1e-12, 1e4].")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy loss, in [1e-12, 100].")] = None,
     delta: Annotated[float | None, typer.Option(help="In [0, 1); 0: pure privacy. Default: 1/n^2.")] = None,
     relation: Annotated[
         Relation, typer.Option(help="Which tables count as neighbours.")

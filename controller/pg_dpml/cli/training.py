@@ -129,7 +129,7 @@ def compare(
         str, typer.Option(metavar="NAME,...", help="Each with its default options.")
     ] = ",".join(METHODS),
     epsilons: Annotated[
-        str, typer.Option(metavar="E,...", help="Privacy losses, each in [1e-12, 1e4].")
+        str, typer.Option(metavar="E,...", help="Privacy losses, each in [1e-12, 100].")
     ] = ",".join(f"{epsilon:g}" for epsilon in DEFAULT_EPSILONS),
     delta: Annotated[float | None, typer.Option(help="In [0, 1). Default: 1/n^2.")] = None,
     relation: Annotated[
@@ -248,7 +248,7 @@ def predict(
 
 @command
 def demo(
-    epsilon: Annotated[float, typer.Option(help="Privacy loss, in [1e-12, 1e4].")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="Privacy loss, in [1e-12, 100].")] = 1.0,
     folder: Annotated[Path | None, typer.Option(help="Keep the server's files here.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running until Ctrl-C.")] = False,
     spec: Annotated[bool, typer.Option("--spec", help="Only print the demo's data spec.")] = False,

@@ -19,13 +19,13 @@ import math
 from dataclasses import dataclass, replace
 
 from pg_dpml import kernels
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.certified import Certified, Objective, make_certified
 from pg_dpml.methods.job import Job, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, Work, choose_loss, privacy_warnings
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.spec import SGD_OPTIONS, PrivacySpec, TrainSpec
 
@@ -175,7 +175,7 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Los
         passes=steps.passes,
     )
     run, rounding = _measure(problem, privacy, sgd)
-    if spec.radius is None and rounding > 0.1 * mechanisms.ROUNDING_LIMIT * run.sensitivity:
+    if spec.radius is None and rounding > 0.1 * resolution.ROUNDING_LIMIT * run.sensitivity:
         sgd = replace(sgd, radius=DEFAULT_RADIUS)
         run, rounding = _measure(problem, privacy, sgd)
     warnings = []
@@ -241,14 +241,8 @@ def _add_noise(
 ) -> Plan:
     """The plan of a run whose model one unit moves by so much: exactly, and by its own rounding."""
     delta = privacy.delta_for(problem.n_rows)
-    floor = mechanisms.gaussian_delta_floor(problem.n_weights)
-    if 0.0 < delta < floor:
-        raise GuaranteeError(
-            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
-            f"{problem.n_weights} weights: take a larger delta, or delta = 0 for K-norm noise"
-        )
     noise = mechanisms.calibrate(*moved, problem.n_weights, privacy.epsilon, delta)
-    reported = delta if delta > 0.0 else mechanisms.sampler_delta(problem.n_weights)
+    reported = delta if delta > 0.0 else resolution.sampler_delta(problem.n_weights)
     guarantee = Guarantee(
         privacy.epsilon, reported, privacy.relation, problem.unit, problem.max_rows_per_unit
     )

@@ -24,7 +24,7 @@ from pg_dpml.kernels import Loss
 from pg_dpml.methods.job import Job, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_clipped_loss, privacy_warnings
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.privacy import mechanisms, step_noise
+from pg_dpml.privacy import resolution, step_noise
 from pg_dpml.privacy.step_noise import StepNoise
 from pg_dpml.rows import unit_fits_block
 from pg_dpml.spec import PrivacySpec, TrainSpec
@@ -167,7 +167,7 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped
         delta=delta,
     )
     if delta == 0.0:
-        delta = mechanisms.sampler_delta(passes * problem.n_weights)
+        delta = resolution.sampler_delta(passes * problem.n_weights)
     return _plan(problem, privacy, spec, clipped, sgd, noise, delta, None)
 
 

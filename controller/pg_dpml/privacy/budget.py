@@ -16,8 +16,9 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ndtri_exp
 
 from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_delta, gaussian_delta_floor, gaussian_mu
+from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_delta, gaussian_mu
 from pg_dpml.privacy.relation import Relation
+from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
 
 __all__ = ["RULES", "Cost", "cost_of", "epsilon_of", "gaussian_part", "limit_of", "zcdp_delta"]
 
@@ -139,11 +140,12 @@ def gaussian_part(noise: object) -> tuple[float, float] | None:
     privacy/README.md, "One release" and "Full-batch gradients".
     """
     if isinstance(noise, ReleaseNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
-        return noise.calibrated_sensitivity / noise.scale, gaussian_delta_floor(noise.n_weights)
+        numbers = noise.n_weights
+        return noise.calibrated_sensitivity / noise.scale + sampler_mu(numbers), sampler_delta(numbers)
     if isinstance(noise, ComposedNoise):
         numbers = noise.steps * noise.n_weights if noise.gradient is not None else 0
         numbers += noise.moments.n_weights if noise.moments is not None else 0
-        return noise.mu, gaussian_delta_floor(max(numbers, 1))
+        return noise.mu + sampler_mu(numbers), sampler_delta(numbers)
     return None
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FOLD_ROWS, FloatArray, Noise
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.privacy.relation import Relation
 
@@ -99,7 +99,7 @@ class ComposedNoise:
 
 
 def run_mu(epsilon: float, delta: float, n_numbers: int) -> float:
-    """Largest mu of a run that releases so many numbers with Gaussian noise.
+    """What a run that releases so many numbers has as mu for its Gaussian noise.
 
     Parameters
     ----------
@@ -113,29 +113,23 @@ def run_mu(epsilon: float, delta: float, n_numbers: int) -> float:
     Returns
     -------
     float
-        mu(epsilon, delta).
+        mu(epsilon, delta), less what the sampler takes.
 
     Raises
     ------
     GuaranteeError
-        If delta is 0, or below what the precision of the noise allows for so many numbers.
+        If delta is 0, or delta or epsilon is too small for so many numbers.
 
     Notes
     -----
-    Source: privacy/README.md, "Gaussian noise" and "Floating point".
+    Source: privacy/README.md, "Gaussian noise" and "The sampler".
     """
     if delta == 0.0:
         raise GuaranteeError(
             "delta = 0 has no Gaussian noise, which this method adds: leave delta out (1/n^2 then), or take "
             "method = bolt-on, whose K-norm noise needs none"
         )
-    floor = mechanisms.gaussian_delta_floor(n_numbers)
-    if delta < floor:
-        raise GuaranteeError(
-            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
-            f"{n_numbers} released numbers: take a larger delta, or method = bolt-on, which releases fewer"
-        )
-    return mechanisms.gaussian_mu(epsilon, delta)
+    return mechanisms.gaussian_share(epsilon, delta, n_numbers)
 
 
 def calibrate_gradients(
@@ -330,7 +324,7 @@ def largest_condition(n_rows: int, max_rows_per_unit: int, n_features: int) -> f
     For D >= m C, the smaller of both relations. Source: privacy/README.md, "Whitened gradients".
     """
     allowed = (
-        0.5 * mechanisms.ROUNDING_LIMIT / (max(n_rows, 1) * _product_rounding(max_rows_per_unit, n_features))
+        0.5 * resolution.ROUNDING_LIMIT / (max(n_rows, 1) * _product_rounding(max_rows_per_unit, n_features))
     )
     return min(allowed, _MOST_CONDITION)
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Noise for one released vector: its calibration, its grid and its drawing.
-
-Every noise scale of the product is computed here and nowhere else.
-"""
+"""Noise for one released vector: its calibration and its drawing, on the grid of `resolution`."""
 
 from __future__ import annotations
 
@@ -19,6 +16,14 @@ from scipy.special import log_ndtr, ndtri
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import Noise
+from pg_dpml.privacy.resolution import (
+    release_room,
+    require_resolved,
+    require_share,
+    sampler_delta,
+    sampler_knorm_epsilon,
+    sampler_mu,
+)
 
 __all__ = [
     "ReleaseNoise",
@@ -26,30 +31,21 @@ __all__ = [
     "calibrate",
     "calibrate_gaussian",
     "calibrate_sum",
+    "delta_left",
     "gaussian_delta",
     "gaussian_mu",
+    "gaussian_share",
     "gaussian_stddev",
     "knorm_scale",
     "noise_range",
     "release",
-    "release_grid",
     "release_sum",
     "rounding_error",
-    "sampler_delta",
 ]
 
 _ULP = 2.0**-52
 _ROUND_UP = 1.0 + 2.0**-40
 """Head room, far above the rounding of one formula, that keeps a scale on the private side."""
-
-GRID_FRACTION = 2.0**-20
-"""The release grid's step times sqrt(dimension) is at most this share of the sensitivity."""
-
-SMALLEST_SENSITIVITY = 1e-290
-"""Below it the arithmetic of a release loses digits; no sensible run comes near."""
-
-ROUNDING_LIMIT = 0.01
-"""A run whose own rounding could reach this share of its sensitivity is refused."""
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -137,7 +133,65 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return mu
 
 
-def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
+def gaussian_share(epsilon: float, delta: float, n_numbers: int) -> float:
+    """What is left of mu for the noise of a run, once its sampler has had its part.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In (0, 1).
+    n_numbers : int
+        Noisy numbers of the whole run, >= 1.
+
+    Returns
+    -------
+    float
+        mu(epsilon, delta - `sampler_delta`) - `sampler_mu`.
+
+    Raises
+    ------
+    GuaranteeError
+        If delta or epsilon is too small for so many numbers.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Gaussian noise" and "The sampler".
+    """
+    mu = gaussian_mu(epsilon, delta_left(delta, n_numbers))
+    return require_share(sampler_mu(n_numbers), mu, "mu")
+
+
+def delta_left(delta: float, n_numbers: int) -> float:
+    """What is left of delta, once the sampler's tail has had its part.
+
+    Parameters
+    ----------
+    delta : float
+        In (0, 1).
+    n_numbers : int
+        Noisy numbers of the whole run, >= 1.
+
+    Raises
+    ------
+    GuaranteeError
+        If less than half of it were left.
+
+    Notes
+    -----
+    Source: privacy/README.md, "The sampler".
+    """
+    taken = sampler_delta(n_numbers)
+    if delta < 2.0 * taken:
+        raise GuaranteeError(
+            f"delta = {delta:.3g} is below {2.0 * taken:.3g}, what the precision of the noise allows for "
+            f"{n_numbers:,} noisy numbers: take a larger delta, or delta = 0 with method = bolt-on"
+        )
+    return delta - taken
+
+
+def gaussian_stddev(sensitivity: float, epsilon: float, delta: float, n_numbers: int) -> float:
     """Standard deviation per coordinate of Gaussian noise.
 
     Parameters
@@ -148,87 +202,61 @@ def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
         In (0, inf).
     delta : float
         In (0, 1).
+    n_numbers : int
+        Noisy numbers of the whole run, >= 1.
 
     Returns
     -------
     float
-        sensitivity / mu(epsilon, delta), rounded up.
+        sensitivity / `gaussian_share`, rounded up.
+
+    Raises
+    ------
+    GuaranteeError
+        If delta or epsilon is too small for so many numbers.
 
     Notes
     -----
     Source: Balle & Wang 2018, Theorem 8; privacy/README.md, "Gaussian noise".
     """
-    return sensitivity / gaussian_mu(epsilon, delta) * _ROUND_UP
+    return sensitivity / gaussian_share(epsilon, delta, n_numbers) * _ROUND_UP
 
 
-def knorm_scale(sensitivity: float, epsilon: float) -> float:
-    """Scale of K-norm noise, density proportional to exp(-||z|| / scale).
+def knorm_scale(sensitivity: float, epsilon: float, n_weights: int, releases: int = 1) -> float:
+    """Scale of K-norm noise, density proportional to exp(-||z|| / scale), of each of some releases.
 
     Parameters
     ----------
     sensitivity : float
-        L2 sensitivity of the released vector, in [0, inf).
+        L2 sensitivity of a released vector, in [0, inf).
     epsilon : float
-        In (0, inf).
+        Of all releases together, in (0, inf).
+    n_weights : int
+        Length of a vector, >= 1.
+    releases : int
+        Vectors, >= 1.
 
     Returns
     -------
     float
-        sensitivity / epsilon, rounded up.
+        releases sensitivity over what `sampler_knorm_epsilon` leaves of epsilon, rounded up.
 
     Raises
     ------
     ValueError
         If epsilon is outside its domain.
+    ResolutionError
+        If epsilon is too small for so many numbers.
 
     Notes
     -----
     Source: Hardt & Talwar 2010; the direction is uniform on the sphere, see
-    privacy/README.md, "K-norm noise".
+    privacy/README.md, "K-norm noise" and "The sampler".
     """
     if not (0.0 < epsilon < math.inf):
         raise ValueError(f"epsilon must be in (0, inf), not {epsilon}")
-    return sensitivity / epsilon * _ROUND_UP
-
-
-def sampler_delta(n_weights: int) -> float:
-    """What the finite precision of the K-norm sampler adds to delta.
-
-    Parameters
-    ----------
-    n_weights : int
-        Length of the vector, >= 1.
-
-    Returns
-    -------
-    float
-        n_weights 2^-40.
-
-    Notes
-    -----
-    Source: privacy/README.md, "Floating point".
-    """
-    return n_weights * 2.0**-40
-
-
-def gaussian_delta_floor(n_weights: int) -> float:
-    """Smallest delta that Gaussian noise of the sampler can honestly claim.
-
-    Parameters
-    ----------
-    n_weights : int
-        Length of the vector, >= 1.
-
-    Returns
-    -------
-    float
-        n_weights 2^-66: above the tail beyond 9.4 standard deviations, which 64 bits do not reach.
-
-    Notes
-    -----
-    Source: privacy/README.md, "Floating point".
-    """
-    return n_weights * 2.0**-66
+    left = require_share(releases * sampler_knorm_epsilon(n_weights), epsilon, "epsilon")
+    return releases * sensitivity / left * _ROUND_UP
 
 
 def _knorm_is_better(epsilon: float, delta: float, n_weights: int) -> bool:
@@ -320,28 +348,6 @@ def rounding_error(
     return steps * _ULP * per_step
 
 
-def release_grid(sensitivity: float, n_weights: int) -> float:
-    """Spacing of the grid that a released vector is rounded to.
-
-    Parameters
-    ----------
-    sensitivity : float
-        In (0, inf).
-    n_weights : int
-        Length of the vector, >= 1.
-
-    Returns
-    -------
-    float
-        Largest power of two <= 2^-20 sensitivity / sqrt(n_weights).
-
-    Notes
-    -----
-    Source: Mironov 2012 on the low bits of noise; privacy/README.md, "Floating point".
-    """
-    return float(2.0 ** math.floor(math.log2(GRID_FRACTION * sensitivity / math.sqrt(n_weights))))
-
-
 @dataclass(frozen=True)
 class ReleaseNoise:
     """The noise one release will carry; drawn by `release`.
@@ -428,18 +434,18 @@ def calibrate(
     Notes
     -----
     Calibrated for Delta + grid sqrt(d) + fp.
-    Source: privacy/README.md, "Floating point".
+    Source: privacy/README.md, "Floating point" and "The sampler".
     """
     kind = "k-norm" if _knorm_is_better(epsilon, delta, n_weights) else "gaussian"
     if sensitivity is None:
         return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights)
     advice = "take fewer passes, a larger batch_size or a smaller radius"
-    grid, calibrated = _head_room(sensitivity, rounding, n_weights, advice)
+    grid, calibrated = release_room(sensitivity, rounding, n_weights, advice)
     if kind == "gaussian":
-        scale = gaussian_stddev(calibrated, epsilon, delta)
+        scale = gaussian_stddev(calibrated, epsilon, delta, n_weights)
     else:
-        scale = knorm_scale(calibrated, epsilon)
-    return ReleaseNoise(kind, scale, sensitivity, calibrated, grid, n_weights)
+        scale = knorm_scale(calibrated, epsilon, n_weights)
+    return _resolved(ReleaseNoise(kind, scale, sensitivity, calibrated, grid, n_weights))
 
 
 def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: float) -> ReleaseNoise:
@@ -470,28 +476,19 @@ def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: 
     Calibrated for Delta + grid sqrt(d) + fp.
     Source: privacy/README.md, "Gaussian noise" and "Floating point".
     """
-    grid, calibrated = _head_room(sensitivity, rounding, n_weights, "take fewer features or fewer rows")
-    return ReleaseNoise("gaussian", calibrated / mu * _ROUND_UP, sensitivity, calibrated, grid, n_weights)
+    grid, calibrated = release_room(sensitivity, rounding, n_weights, "take fewer features or fewer rows")
+    noise = ReleaseNoise("gaussian", calibrated / mu * _ROUND_UP, sensitivity, calibrated, grid, n_weights)
+    return _resolved(noise)
 
 
-def _head_room(sensitivity: float, rounding: float, n_weights: int, advice: str) -> tuple[float, float]:
-    """The grid, and the sensitivity with the room that grid and rounding need."""
-    if not sensitivity >= SMALLEST_SENSITIVITY:
-        raise GuaranteeError(
-            f"the sensitivity {sensitivity:.1e} is too small for float64: take a larger clip, longer steps "
-            "or a smaller lambda"
-        )
-    if rounding > ROUNDING_LIMIT * sensitivity:
-        raise GuaranteeError(
-            f"float64 rounding of this run could reach {rounding:.1e}, more than a hundredth of its "
-            f"sensitivity {sensitivity:.1e}: {advice}"
-        )
-    grid = release_grid(sensitivity, n_weights)
-    return grid, sensitivity + grid * math.sqrt(n_weights) + rounding
+def _resolved(noise: ReleaseNoise) -> ReleaseNoise:
+    """The noise, if the sampler can draw it on its grid."""
+    require_resolved(noise.score_stddev, noise.grid)
+    return noise
 
 
 def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
-    """The private vector: weights and noise, each rounded to the grid, added.
+    """The private vector: weights and noise, both in whole steps of the grid, added.
 
     Parameters
     ----------
@@ -514,11 +511,10 @@ def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise
     if noise.grid == 0.0:
         return weights.copy()
     if noise.kind == "gaussian":
-        drawn = source.gaussian(noise.n_weights, noise.scale)
+        drawn = source.gaussian(noise.n_weights, noise.scale / noise.grid)
     else:
-        drawn = source.knorm(noise.n_weights, noise.scale)
-    rounded = np.rint(weights / noise.grid) + np.rint(drawn / noise.grid)
-    return np.asarray(rounded * noise.grid, dtype=np.float64)
+        drawn = source.knorm(noise.n_weights, noise.scale / noise.grid)
+    return np.asarray((np.rint(weights / noise.grid) + drawn) * noise.grid, dtype=np.float64)
 
 
 def calibrate_sum(sensitivity: int, epsilon: float, delta: float) -> ReleaseNoise:
@@ -544,10 +540,10 @@ def calibrate_sum(sensitivity: int, epsilon: float, delta: float) -> ReleaseNois
     Source: privacy/README.md, "Scores and errors".
     """
     if _knorm_is_better(epsilon, delta, 1):
-        scale, kind = knorm_scale(sensitivity, epsilon), "k-norm"
+        scale, kind = knorm_scale(sensitivity, epsilon, 1), "k-norm"
     else:
-        scale, kind = gaussian_stddev(sensitivity, epsilon, delta), "gaussian"
-    return ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1)
+        scale, kind = gaussian_stddev(sensitivity, epsilon, delta, 1), "gaussian"
+    return _resolved(ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1))
 
 
 def noise_range(noise: ReleaseNoise, confidence: float) -> int:

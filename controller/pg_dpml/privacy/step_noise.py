@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import Schedule, noise_grid
-from pg_dpml.privacy import accounting, mechanisms
+from pg_dpml.kernels import Schedule
+from pg_dpml.privacy import accounting, mechanisms, resolution
 from pg_dpml.privacy.relation import Relation
 
 __all__ = [
@@ -25,9 +25,6 @@ __all__ = [
 ]
 
 _ULP = 2.0**-52
-_GRID = 2.0**-20
-"""The grid's spacing is at most this share of the noise's scale."""
-
 _UNLIKELY = 2.0**-30
 """Share of delta that is left to batches larger than `largest_batch`."""
 
@@ -35,9 +32,6 @@ _GROWTH_POINTS = 4000
 
 _MOST_STEPS = 2**31 - 1
 """Of a Poisson pass, as in udas/options.c."""
-
-_SMALLEST_SCALE = 2.0**-900
-"""Of the server's noise, as in udas/options.c; the largest, 2^900, no clip of TrainSpec reaches."""
 
 
 @dataclass(frozen=True)
@@ -139,48 +133,9 @@ class StepNoise:
         return tuple(found)
 
 
-def _calibrated(
-    kind: str, multiplier: float, change: float, bound: float, rounding: float, n_weights: int
-) -> tuple[float, float, float]:
-    """Scale, calibrated sensitivity and grid for noise of `multiplier` times a change with its head room.
-
-    The grid follows from the scale, and the scale from the grid: scale = multiplier (change + g sqrt(d) + fp)
-    with g <= 2^-20 scale. Source: privacy/README.md, "Noise inside a pass".
-    """
-    if rounding > mechanisms.ROUNDING_LIMIT * bound:
-        raise GuaranteeError(
-            f"float64 rounding of a batch's sum could reach {rounding:.1e}, more than a hundredth of what "
-            f"one unit can add to it, {bound:.1e}: take a smaller batch_size"
-        )
-    share = multiplier * math.sqrt(n_weights) * _GRID
-    if share > 0.5:
-        raise GuaranteeError(
-            f"the {kind} noise of {multiplier:.3g} times the sensitivity has too coarse a grid for "
-            f"{n_weights} weights: take a larger epsilon, fewer passes or a larger batch_size"
-        )
-    scale = multiplier * (change + rounding) / (1.0 - share) * (1.0 + 2.0**-40)
-    if scale < _SMALLEST_SCALE:
-        raise GuaranteeError(
-            f"noise of scale {scale:.1e} is below {_SMALLEST_SCALE:.0e}, too small for the server: take "
-            "a larger clip"
-        )
-    grid = noise_grid(scale)
-    return scale, change + grid * math.sqrt(n_weights) + rounding, grid
-
-
 def _sum_rounding(rows: float, row_bound: float) -> float:
     """Rounding of two plain sums of so many gradients. Source: privacy/README.md, "Noise inside a pass"."""
     return _ULP * rows * (rows + 8.0) * row_bound
-
-
-def _require_precision(delta: float, n_numbers: int) -> None:
-    """Refuse a delta that the sampler cannot claim. Source: privacy/README.md, "Floating point"."""
-    floor = mechanisms.gaussian_delta_floor(n_numbers)
-    if delta < floor:
-        raise GuaranteeError(
-            f"delta = {delta:.3g} is below {floor:.3g}, what the precision of the noise allows for "
-            f"{n_numbers} numbers of noise: take a larger delta, fewer passes or a larger batch_size"
-        )
 
 
 def calibrate_passes(
@@ -236,12 +191,11 @@ def calibrate_passes(
     if steps == 0:
         return StepNoise(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, None, "exact", n_weights)
     if delta > 0.0:
-        _require_precision(delta, passes * n_weights)
-        ratio = mechanisms.gaussian_stddev(math.sqrt(passes), epsilon, delta)
+        ratio = mechanisms.gaussian_stddev(math.sqrt(passes), epsilon, delta, passes * n_weights)
     else:
-        ratio = mechanisms.knorm_scale(float(passes), epsilon)
+        ratio = mechanisms.knorm_scale(1.0, epsilon, n_weights, passes)
     rounding = _sum_rounding(batch_rows, row_bound)
-    scale, calibrated, grid = _calibrated(kind, ratio, change, bound, rounding, n_weights)
+    scale, calibrated, grid = resolution.step_room(kind, ratio, change, bound, rounding, n_weights)
     return StepNoise(
         kind, scale, scale / bound, change, calibrated, grid, steps, passes, None, "exact", n_weights
     )
@@ -270,6 +224,16 @@ def largest_batch(n_units: int, sampling: float, probability: float) -> int:
 def _accounted_sampling(sampling: float, n_units: int, steps: int) -> float:
     """Probability with head room for the rounding of coins. Source: privacy/README.md, "Poisson batches"."""
     return min(1.0, sampling * (1.0 + max(2.0**-20, 2.0**-50 * max(n_units, steps))))
+
+
+def _left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float, float]:
+    """What the precision of so many noisy numbers leaves of (epsilon, delta).
+
+    Source: privacy/README.md, "The sampler".
+    """
+    taken = resolution.sampler_epsilon(n_numbers)
+    left = resolution.require_share(taken, epsilon, "epsilon")
+    return left, mechanisms.delta_left(delta, n_numbers) * math.exp(-0.5 * taken)
 
 
 def _delta_of_steps(delta: float) -> float:
@@ -353,7 +317,7 @@ def calibrate_poisson(
             f"a pass of {steps // passes:,} steps is longer than {_MOST_STEPS:,}, the most that the server "
             "takes: take a larger batch_size"
         )
-    _require_precision(delta, steps * n_weights)
+    epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
     most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
     delta = _delta_of_steps(delta)
     q = _accounted_sampling(sampling, n_units, steps)
@@ -369,7 +333,7 @@ def calibrate_poisson(
             )
         found, name, warning = accounted.noise_multiplier, accounted.accountant, accounted.warning
     rounding = _sum_rounding(most * max_rows_per_unit, row_bound)
-    scale, calibrated, grid = _calibrated("gaussian", found, bound, bound, rounding, n_weights)
+    scale, calibrated, grid = resolution.step_room("gaussian", found, bound, bound, rounding, n_weights)
     change = relation.gradient_change(bound)
     noise = StepNoise(
         "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
