@@ -104,17 +104,48 @@ CREATE POLICY granted ON dpml.models FOR SELECT
 		OR pg_catalog.pg_has_role(pg_catalog.to_regrole(pg_catalog.quote_ident(g.role)), 'USAGE')));
 COMMENT ON POLICY granted ON dpml.models IS 'members of a role that a model was granted to read it';
 
--- A right to delete would be one to lock the whole table, and so to stop everybody else's runs.
-CREATE FUNCTION dpml.drop_model(model text) RETURNS boolean
+-- A right to delete models would be one to lock the whole table, and so to stop everybody else's runs. So who drops a
+-- model names it in a row, and a trigger acts for the role that the row names: never for the session's, which stays a
+-- superuser's while his ANALYZE runs a function in the index of another role. The row goes at once: a record that a dump
+-- restores would drop models again.
+CREATE UNLOGGED TABLE dpml.drops (
+	model text,
+	dropped_by name NOT NULL DEFAULT current_user
+);
+COMMENT ON TABLE dpml.drops IS 'models to be dropped: a row drops one, and is gone when its statement ends';
+COMMENT ON COLUMN dpml.drops.model IS 'name of the model';
+COMMENT ON COLUMN dpml.drops.dropped_by IS 'role that drops it';
+ALTER TABLE dpml.drops ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON dpml.drops FOR INSERT WITH CHECK (dropped_by = current_user);
+
+CREATE FUNCTION dpml.carry_out_drop() RETURNS trigger
 	LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, dpml, pg_temp AS $$
-DECLARE
-	-- current_user is the function's owner here
-	caller CONSTANT name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
 BEGIN
-	DELETE FROM dpml.models m WHERE m.name = drop_model.model AND (
-		pg_has_role(caller, to_regrole(quote_ident(m.owner)), 'USAGE')
-		OR pg_has_role(caller, to_regrole('dpml_curator'), 'USAGE'));
-	RETURN FOUND;
+	DELETE FROM dpml.drops d WHERE d.model = NEW.model AND d.dropped_by = NEW.dropped_by;
+	IF FOUND THEN				-- else the trigger is on another table, where anything may be written
+		DELETE FROM dpml.models m WHERE m.name = NEW.model AND (
+			pg_has_role(NEW.dropped_by, to_regrole(quote_ident(m.owner)), 'USAGE')
+			OR pg_has_role(NEW.dropped_by, to_regrole('dpml_curator'), 'USAGE'));
+	END IF;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION 'there is no model called % that role % may drop', left(NEW.model, 200), NEW.dropped_by
+			USING ERRCODE = 'no_data_found';
+	END IF;
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dpml.carry_out_drop() IS 'trigger that removes the model that a row of dpml.drops names';
+CREATE TRIGGER carry_out_drop AFTER INSERT ON dpml.drops
+	FOR EACH ROW EXECUTE FUNCTION dpml.carry_out_drop();
+
+CREATE FUNCTION dpml.drop_model(model text) RETURNS boolean
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	INSERT INTO dpml.drops (model) VALUES (drop_model.model);
+	RETURN true;
+EXCEPTION
+	WHEN no_data_found THEN
+		RETURN false;
 END
 $$;
 COMMENT ON FUNCTION dpml.drop_model(text) IS
@@ -780,13 +811,14 @@ REVOKE ALL ON FUNCTION
 	dpml.unpack(bytea),
 	dpml.append_only(),
 	dpml.hold_extension(),
+	dpml.carry_out_drop(),
 	dpml.check_request(),
 	dpml.drop_model(text),
 	dpml.request(text, text, jsonb)
 FROM PUBLIC;
 REVOKE ALL ON PROCEDURE dpml.train(text, text, jsonb) FROM PUBLIC;
-REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.models, dpml.datasets, dpml.requests
-	FROM PUBLIC;
+REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.models, dpml.drops, dpml.datasets,
+	dpml.requests FROM PUBLIC;
 REVOKE ALL ON SCHEMA dpml_work FROM PUBLIC;
 GRANT USAGE ON SCHEMA dpml TO PUBLIC;
 
@@ -840,6 +872,7 @@ BEGIN
 		CREATE POLICY curator ON dpml.models TO dpml_curator USING (true);
 		COMMENT ON POLICY curator ON dpml.models IS 'curators keep the models of everybody';
 		GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_curator;
+		GRANT INSERT (model) ON TABLE dpml.drops TO dpml_curator;
 		GRANT EXECUTE ON FUNCTION dpml.drop_model(text) TO dpml_curator;
 		GRANT INSERT (name, owner, method, private, task, loss, classes, weights, whitening, n_features, encoder,
 				privacy, training, charge)
@@ -858,6 +891,7 @@ BEGIN
 		GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 		-- Of models that they own, or for SELECT were granted: see the policies.
 		GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;
+		GRANT INSERT (model) ON TABLE dpml.drops TO dpml_analyst;
 		GRANT EXECUTE ON FUNCTION dpml.drop_model(text) TO dpml_analyst;
 	END IF;
 END

@@ -68,6 +68,7 @@ FOR_CURATORS = {
 }
 FOR_NOBODY = {  # PostgreSQL calls them, for those who may call the aggregate or write to the table
     "append_only()",
+    "carry_out_drop()",
     "check_request()",
     "gradient_combine(bytea,bytea)",
     "gradient_final(bytea)",
@@ -199,7 +200,8 @@ def test_who_may_read_and_write_what(connection: psycopg.Connection) -> None:
     assert {role for _, _, role, _ in columns} == {"dpml_analyst", "dpml_curator"}
     by_analysts = {(table, column, kind) for table, column, role, kind in columns if role == "dpml_analyst"}
     asked = {("requests", column, "INSERT") for column in ("dataset", "model", "options")}
-    assert by_analysts == {("models", "granted_to", "UPDATE")} | asked
+    own = {("models", "granted_to", "UPDATE"), ("drops", "model", "INSERT")}
+    assert by_analysts == own | asked
     # of the ledger and budgets nothing can be changed: a trigger refuses what is only there for its lock
     assert {kind for table, _, _, kind in columns if table in ("ledger", "budget_entries")} == {"INSERT"}
     # who charged, when, and under which number is not the curator's to say
@@ -209,6 +211,7 @@ def test_who_may_read_and_write_what(connection: psycopg.Connection) -> None:
         *(("budgets", name) for name in ("opened_at", "opened_by")),
         *(("budget_entries", name) for name in ("entered_at", "entered_by")),
         ("models", "created_at"),
+        ("drops", "dropped_by"),
     ):
         assert (table, column) not in inserted
 
@@ -241,7 +244,7 @@ def test_bodies_cannot_be_bent_by_a_search_path(connection: psycopg.Connection) 
         "WHERE p.pronamespace = 'dpml'::regnamespace AND p.prosecdef"
     ).fetchall()
     path = ["search_path=pg_catalog, dpml, pg_temp"]
-    assert sorted(definers) == [("drop_model", path), ("hold_extension", path)]
+    assert sorted(definers) == [("carry_out_drop", path), ("hold_extension", path)]
 
 
 def test_every_call_in_the_controllers_sql_is_qualified() -> None:

@@ -328,7 +328,7 @@ HOSTILE = [
     "DELETE FROM dpml.models",
     *(
         f"BEGIN; LOCK TABLE dpml.{table} IN {mode} MODE"
-        for table in ("models", "requests", "datasets")
+        for table in ("models", "drops", "requests", "datasets")
         for mode in ("ROW EXCLUSIVE", "SHARE", "ACCESS EXCLUSIVE")
     ),
     "ALTER TABLE dpml.requests DISABLE TRIGGER check_request",

@@ -333,14 +333,14 @@ def test_everything_is_documented_and_closed(connection: psycopg.Connection) -> 
            AND pg_describe_object(classid, objid, 0) NOT LIKE 'sequence%'
            AND pg_describe_object(classid, objid, 0) NOT LIKE 'type dpml.%[]'
            AND NOT (classid = 'pg_type'::regclass AND (SELECT typrelid FROM pg_type WHERE oid = objid) IN
-                    ('dpml.ledger'::regclass, 'dpml.models'::regclass,
+                    ('dpml.ledger'::regclass, 'dpml.models'::regclass, 'dpml.drops'::regclass,
                      'dpml.budgets'::regclass, 'dpml.budget_entries'::regclass,
                      'dpml.datasets'::regclass, 'dpml.requests'::regclass))"""
     ).fetchall()
     assert [row[0] for row in undocumented if "type" not in row[0] or "epoch" in row[0]] == []
     columns = connection.execute(
         """SELECT attrelid::regclass, attname FROM pg_attribute
-           WHERE attrelid IN ('dpml.ledger'::regclass, 'dpml.models'::regclass,
+           WHERE attrelid IN ('dpml.ledger'::regclass, 'dpml.models'::regclass, 'dpml.drops'::regclass,
                      'dpml.budgets'::regclass, 'dpml.budget_entries'::regclass,
                      'dpml.datasets'::regclass, 'dpml.requests'::regclass) AND attnum > 0
            AND col_description(attrelid, attnum) IS NULL"""

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Code of one role that runs in the session of another: who is taken for the one who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from sqltools import empty_registry, scalar
+
+ROLES = {
+    "boss": "LOGIN SUPERUSER",
+    "carol": "LOGIN IN ROLE dpml_curator",
+    "ann": "LOGIN IN ROLE dpml_analyst",
+    "mallory": "LOGIN IN ROLE dpml_analyst",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A way of mallory's into the session of another role.
+
+    Attributes
+    ----------
+    trap : str
+        What she makes in schema lair, of her function lair.act(), which returns 1.
+    spring : str
+        What the other role does.
+    hers : bool
+        PostgreSQL runs the function with her rights, not with those of the other role.
+    definer : bool
+        The function itself is SECURITY DEFINER.
+    """
+
+    trap: str
+    spring: str
+    hers: bool = True
+    definer: bool = False
+
+
+_INDEX = "CREATE TABLE lair.bait AS SELECT 1 AS a; CREATE INDEX ON lair.bait ((a + lair.act()))"
+_STATISTICS = (
+    "CREATE TABLE lair.bait AS SELECT g AS a FROM generate_series(1, 9) g; "
+    "CREATE STATISTICS lair.s ON (a + lair.act()) FROM lair.bait"
+)
+_KEPT = "CREATE MATERIALIZED VIEW lair.bait AS SELECT lair.act()"
+_VIEW = "CREATE VIEW lair.bait AS SELECT lair.act(); GRANT SELECT ON lair.bait TO PUBLIC"
+_TRIGGER = (
+    "CREATE TABLE lair.bait (a int); CREATE FUNCTION lair.fire() RETURNS trigger {} LANGUAGE plpgsql "
+    "AS 'BEGIN PERFORM lair.act(); RETURN NULL; END'; "
+    "CREATE TRIGGER fire AFTER INSERT ON lair.bait EXECUTE FUNCTION lair.fire(); "
+    "GRANT INSERT ON lair.bait TO PUBLIC"
+)
+MAINTENANCE = {
+    "index, ANALYZE": Entry(_INDEX, "ANALYZE lair.bait"),
+    "index, REINDEX": Entry(_INDEX, "REINDEX TABLE lair.bait"),
+    "index, VACUUM FULL": Entry(_INDEX, "VACUUM FULL lair.bait"),
+    "statistics, ANALYZE": Entry(_STATISTICS, "ANALYZE lair.bait"),
+    "materialized view": Entry(_KEPT, "REFRESH MATERIALIZED VIEW lair.bait"),
+}
+USE = {
+    "trigger": Entry(_TRIGGER.format(""), "INSERT INTO lair.bait VALUES (1)", hers=False),
+    "definer's trigger": Entry(_TRIGGER.format("SECURITY DEFINER"), "INSERT INTO lair.bait VALUES (1)"),
+    "view": Entry(_VIEW, "TABLE lair.bait", hers=False),
+    "definer in a view": Entry(_VIEW, "TABLE lair.bait", definer=True),
+    "definer": Entry("", "SELECT lair.act()", definer=True),
+}
+ENTRIES = MAINTENANCE | USE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def roles(database: str) -> Iterator[None]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        for role, options in ROLES.items():
+            connection.execute(f"CREATE ROLE {role} {options}".encode())
+    yield
+    with psycopg.connect(database, autocommit=True) as connection:
+        for role in ROLES:
+            connection.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}".encode())
+
+
+@pytest.fixture(autouse=True)
+def lair(connection: psycopg.Connection) -> Iterator[None]:
+    """A schema of mallory's; no models and charges."""
+    empty_registry(connection)
+    connection.execute("CREATE SCHEMA lair AUTHORIZATION mallory; GRANT USAGE ON SCHEMA lair TO PUBLIC")
+    yield
+    connection.execute("DROP SCHEMA lair CASCADE")
+
+
+def as_role(database: str, role: str) -> str:
+    return database.replace("user='postgres'", f"user='{role}'")
+
+
+def run(database: str, role: str, *statements: str) -> None:
+    """Each in a transaction of its own."""
+    with psycopg.connect(as_role(database, role), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def set_trap(database: str, entry: Entry, statement: str) -> None:
+    """Mallory makes the trap while her function is harmless; then the function does the statement."""
+    security = "SECURITY DEFINER" if entry.definer else ""
+    act, then = (
+        f"CREATE OR REPLACE FUNCTION lair.act() RETURNS int IMMUTABLE {security} LANGUAGE plpgsql "
+        f"AS $act$BEGIN {body}; RETURN 1; END$act$"
+        for body in ("NULL", statement)
+    )
+    run(database, "mallory", act, entry.trap, then)
+
+
+# Models
+
+
+MODEL = "method, private, task, loss, weights, n_features, encoder, privacy, training"
+VALUES = "'x', false, 'binary', 'logistic', '{0}', 1, '{}', '{}', '{}'"
+
+
+def models(connection: psycopg.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM dpml.models").fetchall()}
+
+
+def owned(connection: psycopg.Connection, **owners: str) -> None:
+    """The only models there are, by name."""
+    connection.execute("DELETE FROM dpml.models")
+    for name, owner in owners.items():
+        insert = f"INSERT INTO dpml.models (name, owner, {MODEL}) VALUES (%s, %s, {VALUES})"
+        connection.execute(insert.encode(), (name, owner))
+
+
+@pytest.mark.parametrize(
+    ("entry", "role"),
+    [(entry, "boss") for entry in ENTRIES] + [(entry, "carol") for entry in USE],
+)
+def test_a_model_is_dropped_by_the_rights_in_force(
+    database: str, connection: psycopg.Connection, entry: str, role: str
+) -> None:
+    """What runs with mallory's rights drops models of hers, however mighty the role of the session.
+
+    A view and a trigger run what they call with the rights of who uses them: a curator's reach all models.
+    """
+    way = ENTRIES[entry]
+    set_trap(database, way, "PERFORM dpml.drop_model(m) FROM unnest('{anns,hers,nobodys}'::text[]) m")
+    owned(connection, anns="ann", hers="mallory")
+    run(database, role, way.spring)
+    assert models(connection) == ({"anns"} if way.hers else set())
+
+
+def test_a_definer_lends_its_own_rights(database: str, connection: psycopg.Connection) -> None:
+    """What ann lets others call drops her models, whoever calls, and no other."""
+    connection.execute("CREATE SCHEMA desk AUTHORIZATION ann; GRANT USAGE ON SCHEMA desk TO PUBLIC")
+    run(
+        database,
+        "ann",
+        "CREATE FUNCTION desk.tidy() RETURNS bool[] SECURITY DEFINER "
+        "RETURN ARRAY[dpml.drop_model('anns'), dpml.drop_model('hers')]",
+    )
+    for role in ("mallory", "carol", "boss"):
+        owned(connection, anns="ann", hers="mallory")
+        with psycopg.connect(as_role(database, role), autocommit=True) as caller:
+            assert scalar(caller, "SELECT desk.tidy()") == [True, False]
+        assert models(connection) == {"hers"}
+    connection.execute("DROP SCHEMA desk CASCADE")
+
+
+def test_who_drops_cannot_be_said(database: str, connection: psycopg.Connection) -> None:
+    """Not by a row, not by a view of the table, and not by its trigger on a table of one's own."""
+    owned(connection, anns="ann", hers="mallory")
+    forged = "INSERT INTO {} (model, dropped_by) VALUES ('anns', 'ann')"
+    seen = "CREATE VIEW lair.drops AS TABLE dpml.drops"
+    put = "CREATE TRIGGER t AFTER INSERT ON lair.own FOR EACH ROW EXECUTE FUNCTION dpml.carry_out_drop()"
+    run(database, "mallory", "CREATE TABLE lair.own (model text, dropped_by name)")
+    for statement in (forged.format("dpml.drops"), f"{seen}; {forged.format('lair.drops')}", put):
+        with pytest.raises(errors.InsufficientPrivilege):
+            run(database, "mallory", statement)
+    # even with rights that nobody should have
+    connection.execute(
+        "GRANT ALL ON ALL TABLES IN SCHEMA dpml TO mallory; "
+        "GRANT ALL ON ALL FUNCTIONS IN SCHEMA dpml TO mallory"
+    )
+    for statement in (forged.format("dpml.drops"), f"{seen}; {forged.format('lair.drops')}"):
+        with pytest.raises(errors.InsufficientPrivilege, match="row-level security"):
+            run(database, "mallory", statement)
+    with pytest.raises(errors.NoDataFound, match="no model called anns that role ann may drop"):
+        run(database, "mallory", put, forged.format("lair.own"))
+    assert models(connection) == {"anns", "hers"}
+    # a view lends the right to ask, not the name: who inserts through it is the one who asks
+    run(
+        database,
+        "mallory",
+        "DROP TABLE lair.own; CREATE VIEW lair.drops AS SELECT model FROM dpml.drops; "
+        "GRANT INSERT ON lair.drops TO ann",
+    )
+    with pytest.raises(errors.NoDataFound):
+        run(database, "ann", "INSERT INTO lair.drops VALUES ('hers')")
+    run(database, "ann", "INSERT INTO lair.drops VALUES ('anns')")
+    assert models(connection) == {"hers"}
+    connection.execute(
+        "REVOKE ALL ON ALL TABLES IN SCHEMA dpml FROM mallory; "
+        "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA dpml FROM mallory"
+    )
+
+
+def test_an_open_drop_stops_nobody_else(database: str, connection: psycopg.Connection) -> None:
+    """Neither one that dropped a model nor one of a model that is another's."""
+    owned(connection, anns="ann", hers="mallory", carols="carol")
+    with psycopg.connect(as_role(database, "mallory")) as mallory:
+        for model, dropped in (("hers", True), ("anns", False), ("nobodys", False), (None, False)):
+            assert scalar(mallory, "SELECT dpml.drop_model(%s)", model) is dropped
+        drop = "SET lock_timeout = '3s'; SELECT dpml.drop_model('{}')"
+        run(database, "ann", drop.format("anns"))
+        run(database, "carol", drop.format("carols"))
+        connection.execute(f"INSERT INTO dpml.models (name, {MODEL}) VALUES ('nobodys', {VALUES})".encode())
+        assert models(connection) == {"hers", "nobodys"}
+    assert models(connection) == {"nobodys"}
+    assert scalar(connection, "SELECT count(*) FROM dpml.drops") == 0
