@@ -330,7 +330,7 @@ class Session:
         SpecError
             If there is no such table or view, or it may not be read.
         GuaranteeError
-            If a superuser asks, and the owner of what would be read is none.
+            If a superuser asks, and the owner of anything that would be read or called is none.
         """
         with self.role_path():
             (named,) = self.fetch_one(
@@ -340,27 +340,7 @@ class Session:
                 ).format(folds=sql.Literal(_SQL_NAME.fullmatch(table) is not None)),
                 {"table": table},
             )
-        found = self.fetch(
-            sql.SQL(
-                "WITH RECURSIVE read (oid) AS (SELECT %(named)s::oid UNION SELECT d.refobjid FROM read r "
-                "JOIN pg_catalog.pg_class v ON v.oid = r.oid AND v.relkind = 'v' "
-                "JOIN pg_catalog.pg_rewrite w ON w.ev_class = v.oid "
-                "JOIN pg_catalog.pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid "
-                "AND d.refclassid = 'pg_class'::regclass) "
-                "SELECT c.oid, n.nspname, c.relname, c.relkind::text, "
-                "(SELECT pg_catalog.bool_or(t.relrowsecurity) "
-                "FROM read r JOIN pg_catalog.pg_class t ON t.oid = r.oid), "
-                "pg_catalog.pg_is_other_temp_schema(n.oid), "
-                "(SELECT pg_catalog.min(o.rolname::text) FROM read r "
-                "JOIN pg_catalog.pg_class t ON t.oid = r.oid "
-                "JOIN pg_catalog.pg_roles o ON o.oid = t.relowner "
-                "JOIN pg_catalog.pg_roles me ON me.rolname = current_user "
-                "WHERE me.rolsuper AND NOT o.rolsuper) "
-                "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-                "WHERE c.oid = %(named)s"
-            ),
-            {"named": named},
-        )
+        found = self.fetch(_RELATION, {"named": named})
         if (found and found[0][5]) or (not found and self._is_temporary_elsewhere(table)):
             raise SpecError(
                 f"table {table} is a temporary table of another session, which no other connection can read: "
@@ -371,13 +351,11 @@ class Session:
                 f"table {table} does not exist here; write it as in SQL, schema-qualified if it is not "
                 'on the search_path, and quoted ("My Table") if its name needs it'
             )
-        oid, schema, name, kind, row_security, _, owner = found[0]
-        if owner is not None:
-            # The planner itself runs functions of indexes and statistics, with the rights of who asks.
+        oid, schema, name, kind, row_security, _, involved, owner = found[0]
+        if involved is not None:
             raise GuaranteeError(
-                f"table {table} is read by a superuser and belongs to role {owner}, whose functions (in its "
-                "indexes, statistics or views) would run with a superuser's rights: connect as that role, or "
-                "as a curator who is no superuser"
+                f"reading {table} involves {involved} of role {owner}, whose functions could run with a "
+                f"superuser's rights: connect as {owner}, or as a curator who is no superuser"
             )
         return SourceTable(oid, schema, name, kind, row_security, self._columns(oid))
 
@@ -442,6 +420,49 @@ class Session:
             {"oid": oid},
         )
         return {row[0]: _column_type(*row[1:]) for row in rows}
+
+
+# A query runs functions of its views, and its planner those of indexes, statistics and constraints, with the
+# rights of who asks; RESET ROLE in them would bring back those that SET ROLE put aside.
+_RELATION = sql.SQL(
+    # All that is read or called, as the catalog has it; `named`: the table itself, or shown by it as a view.
+    "WITH RECURSIVE read (class, object, named) AS ("
+    "SELECT c.tableoid, c.oid, true FROM pg_catalog.pg_class c WHERE c.oid = %(named)s "
+    "UNION SELECT next.* FROM read r, LATERAL (SELECT part.* FROM ("
+    "SELECT r.class, i.inhrelid, false FROM pg_catalog.pg_inherits i WHERE i.inhparent = r.object "
+    "UNION ALL SELECT r.class, x.indexrelid, false FROM pg_catalog.pg_index x WHERE x.indrelid = r.object "
+    "UNION ALL SELECT s.tableoid, s.oid, false "
+    "FROM pg_catalog.pg_statistic_ext s WHERE s.stxrelid = r.object "
+    "UNION ALL SELECT k.tableoid, k.oid, false "
+    "FROM pg_catalog.pg_constraint k WHERE k.conrelid = r.object AND k.contype = 'c' "
+    "UNION ALL SELECT w.tableoid, w.oid, r.named FROM pg_catalog.pg_rewrite w "
+    "JOIN pg_catalog.pg_class v ON v.oid = w.ev_class AND v.relkind = 'v' WHERE w.ev_class = r.object"
+    ") part WHERE r.class = 'pg_class'::regclass "
+    "UNION ALL SELECT k.tableoid, k.oid, false "
+    "FROM pg_catalog.pg_constraint k WHERE r.class = 'pg_type'::regclass AND k.contypid = r.object "
+    # What these name, but not the tables that a table or a type names, which are not read for its sake.
+    "UNION ALL SELECT d.refclassid, d.refobjid, r.named AND r.class = 'pg_rewrite'::regclass "
+    "FROM pg_catalog.pg_depend d WHERE d.classid = r.class AND d.objid = r.object "
+    "AND (d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass) "
+    "OR (d.refclassid = 'pg_class'::regclass AND r.class IN ('pg_rewrite'::regclass, 'pg_proc'::regclass)))"
+    ") next) "
+    "SELECT c.oid, n.nspname, c.relname, c.relkind::text, (SELECT pg_catalog.bool_or(t.relrowsecurity) "
+    "FROM read r JOIN pg_catalog.pg_class t ON t.tableoid = r.class AND t.oid = r.object WHERE r.named), "
+    "pg_catalog.pg_is_other_temp_schema(n.oid), lent.* "
+    "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "LEFT JOIN LATERAL (SELECT i.type || ' ' || i.identity, pg_catalog.pg_get_userbyid(o.owner) "
+    "FROM read r JOIN (SELECT t.tableoid, t.oid, t.relowner FROM pg_catalog.pg_class t "
+    "WHERE t.relkind NOT IN ('i', 'I') "
+    "UNION ALL SELECT p.tableoid, p.oid, p.proowner FROM pg_catalog.pg_proc p "
+    "UNION ALL SELECT y.tableoid, y.oid, y.typowner FROM pg_catalog.pg_type y WHERE y.typtype = 'd') "
+    "o (class, object, owner) "
+    "ON o.class = r.class AND o.object = r.object "
+    "JOIN pg_catalog.pg_roles m ON m.rolsuper AND pg_catalog.pg_has_role(session_user, m.oid, 'MEMBER') "
+    "AND NOT pg_catalog.pg_has_role(o.owner, m.oid, 'MEMBER'), "
+    "LATERAL pg_catalog.pg_identify_object(o.class, o.object, 0) i "
+    "ORDER BY o.class <> c.tableoid, o.object <> c.oid, i.identity LIMIT 1) lent ON true "
+    "WHERE c.oid = %(named)s"
+)
 
 
 def _column_type(

@@ -596,7 +596,7 @@ def test_a_table_of_traps(database: str, connection: psycopg.Connection) -> None
         )
         mallory.execute("TRUNCATE lair.sprung")
         for run in (pg_dpml.plan, partial(pg_dpml.train, name="m2")):
-            with pytest.raises(GuaranteeError, match="belongs to role mallory, whose functions"):
+            with pytest.raises(GuaranteeError, match=r"table lair\.bait of role mallory, whose functions"):
                 run(database, data, PRIVACY)
         assert scalar(mallory, "SELECT count(*) FROM lair.sprung") == 0
         assert scalar(mallory, "SELECT lair.spring('low'::lair.mood) IS NOT NULL")
