@@ -330,7 +330,8 @@ class Session:
         SpecError
             If there is no such table or view, or it may not be read.
         GuaranteeError
-            If a superuser asks, and the owner of anything that would be read or called is none.
+            If the session's role has rights over the server or other roles that the owner of anything that
+            would be read or called has not.
         """
         with self.role_path():
             (named,) = self.fetch_one(
@@ -351,11 +352,11 @@ class Session:
                 f"table {table} does not exist here; write it as in SQL, schema-qualified if it is not "
                 'on the search_path, and quoted ("My Table") if its name needs it'
             )
-        oid, schema, name, kind, row_security, _, involved, owner = found[0]
+        oid, schema, name, kind, row_security, _, involved, owner, lent = found[0]
         if involved is not None:
             raise GuaranteeError(
-                f"reading {table} involves {involved} of role {owner}, whose functions could run with a "
-                f"superuser's rights: connect as {owner}, or as a curator who is no superuser"
+                f"reading {table} involves {involved} of role {owner}, whose functions could run with the "
+                f"rights of role {lent}: connect as {owner}, or as a curator without such rights"
             )
         return SourceTable(oid, schema, name, kind, row_security, self._columns(oid))
 
@@ -450,17 +451,23 @@ _RELATION = sql.SQL(
     "FROM read r JOIN pg_catalog.pg_class t ON t.tableoid = r.class AND t.oid = r.object WHERE r.named), "
     "pg_catalog.pg_is_other_temp_schema(n.oid), lent.* "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-    "LEFT JOIN LATERAL (SELECT i.type || ' ' || i.identity, pg_catalog.pg_get_userbyid(o.owner) "
+    "LEFT JOIN LATERAL (SELECT i.type || ' ' || i.identity, pg_catalog.pg_get_userbyid(o.owner), "
+    "pg_catalog.concat(m.rolname, CASE WHEN m.rolsuper THEN ' (SUPERUSER)' "
+    "WHEN m.rolcreaterole THEN ' (CREATEROLE)' WHEN m.rolbypassrls THEN ' (BYPASSRLS)' "
+    "WHEN m.rolreplication THEN ' (REPLICATION)' END) "
     "FROM read r JOIN (SELECT t.tableoid, t.oid, t.relowner FROM pg_catalog.pg_class t "
     "WHERE t.relkind NOT IN ('i', 'I') "
     "UNION ALL SELECT p.tableoid, p.oid, p.proowner FROM pg_catalog.pg_proc p "
     "UNION ALL SELECT y.tableoid, y.oid, y.typowner FROM pg_catalog.pg_type y WHERE y.typtype = 'd') "
     "o (class, object, owner) "
     "ON o.class = r.class AND o.object = r.object "
-    "JOIN pg_catalog.pg_roles m ON m.rolsuper AND pg_catalog.pg_has_role(session_user, m.oid, 'MEMBER') "
+    "JOIN pg_catalog.pg_roles m ON (m.rolsuper OR m.rolcreaterole OR m.rolbypassrls OR m.rolreplication "
+    "OR m.rolname IN ('pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program')) "
+    "AND pg_catalog.pg_has_role(session_user, m.oid, 'MEMBER') "
     "AND NOT pg_catalog.pg_has_role(o.owner, m.oid, 'MEMBER'), "
     "LATERAL pg_catalog.pg_identify_object(o.class, o.object, 0) i "
-    "ORDER BY o.class <> c.tableoid, o.object <> c.oid, i.identity LIMIT 1) lent ON true "
+    "ORDER BY o.class <> c.tableoid, o.object <> c.oid, i.identity, "
+    "NOT m.rolsuper, m.rolname <> session_user, m.rolname LIMIT 1) lent ON true "
     "WHERE c.oid = %(named)s"
 )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import partial
 
 import psycopg
 import pytest
 
 import pg_dpml
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, budgets, requests
+from pg_dpml.database import Database
 from pg_dpml.errors import GuaranteeError
 from sqltools import empty_registry, scalar
 
@@ -252,3 +254,107 @@ def test_a_role_put_on_can_be_taken_off(database: str, connection: psycopg.Conne
     assert pg_dpml.train(as_role(database, "bob"), data("lair.part"), PRIVACY, BOLT_ON, name="m").model
     assert ran_as(connection) <= {"bob"}
     connection.execute("REVOKE dpml_curator FROM bob")
+
+
+# Who has what to lend
+
+
+MIGHT = {
+    "CREATEROLE": ("ALTER ROLE alice CREATEROLE", "alice (CREATEROLE)"),
+    "BYPASSRLS": ("ALTER ROLE alice BYPASSRLS", "alice (BYPASSRLS)"),
+    "REPLICATION": ("ALTER ROLE alice REPLICATION", "alice (REPLICATION)"),
+    "SUPERUSER by membership": ("GRANT postgres TO alice", "postgres (SUPERUSER)"),
+    "CREATEROLE by SET ROLE only": (
+        "CREATE ROLE wardens CREATEROLE; ALTER ROLE alice NOINHERIT; GRANT wardens TO alice",
+        "wardens (CREATEROLE)",
+    ),
+    **{
+        role: (f"GRANT {role} TO alice", role)
+        for role in ("pg_read_server_files", "pg_write_server_files", "pg_execute_server_program")
+    },
+}
+SPEC = """
+table = "lair.part"
+label = {column = "y", positive = "true"}
+columns.a = {lower = 0, upper = 1}
+"""
+
+
+@pytest.fixture
+def curators(connection: psycopg.Connection) -> Iterator[None]:
+    """Alice and bob; alice may read bob's table."""
+    connection.execute(
+        "CREATE ROLE alice LOGIN; GRANT dpml_curator TO alice, bob; "
+        "GRANT SELECT ON lair.part TO alice; GRANT USAGE ON SCHEMA house TO alice"
+    )
+    yield
+    connection.execute(
+        "REVOKE dpml_curator FROM bob; DROP OWNED BY alice CASCADE; DROP ROLE alice; "
+        "DROP ROLE IF EXISTS wardens"
+    )
+
+
+@pytest.mark.usefixtures("curators")
+@pytest.mark.parametrize("might", MIGHT)
+def test_who_has_rights_over_the_server_lends_them_to_nobody(
+    database: str, connection: psycopg.Connection, might: str
+) -> None:
+    alice, run = as_role(database, "alice"), partial(pg_dpml.train, privacy=PRIVACY, training=BOLT_ON)
+    assert run(alice, data("lair.part"), name="before").model
+    grant, role = MIGHT[might]
+    connection.execute(grant.encode())
+    message = (
+        f"table lair.part of role bob, whose functions could run with the rights of role {role}: connect"
+    )
+    with pytest.raises(GuaranteeError, match=re.escape(message)):
+        run(alice, data("lair.part"), name="after")
+    # a table of her own, one of a superuser's, and one of who has the same rights
+    connection.execute(
+        "CREATE TABLE hers AS TABLE plain; ALTER TABLE hers OWNER TO alice; GRANT SELECT ON plain TO alice"
+    )
+    for table in ("house.hers", "house.plain"):
+        assert run(alice, data(table), name=table).model
+    if "alice" not in role:
+        connection.execute(f"GRANT {role.split()[0]} TO bob".encode())
+        assert run(alice, data("lair.part"), name="after").model
+        connection.execute(f"REVOKE {role.split()[0]} FROM bob".encode())
+    assert ran_as(connection) <= {"alice"}
+
+
+@pytest.mark.usefixtures("curators")
+def test_the_service_lends_no_such_right(database: str, connection: psycopg.Connection) -> None:
+    """It is told so at registration, and before every charge: owners and rights change."""
+    alice = as_role(database, "alice")
+    connection.execute("CREATE ROLE ana LOGIN IN ROLE dpml_analyst")
+    with Database(alice).session() as session:
+        budgets.open_budget(session, "parts", epsilon=Decimal(9), delta=Decimal("0.1"), rule="basic")
+
+    def register() -> None:
+        with Database(alice).session() as session:
+            requests.register(session, "parts", SPEC)
+
+    def asked(model: str) -> tuple[str, str | None]:
+        options = '{"privacy": {"epsilon": 1, "delta": 1e-6}, "training": {"method": "bolt-on"}}'
+        with psycopg.connect(as_role(database, "ana"), autocommit=True) as ana:
+            number = scalar(ana, "SELECT dpml.request('parts', %s, %s)", model, options)
+        requests.serve(Database(alice), once=True, report=lambda line: None)
+        answer = "SELECT state, message FROM dpml.requests WHERE id = %s"
+        (row,) = connection.execute(answer.encode(), (number,)).fetchall()
+        return row
+
+    connection.execute("ALTER ROLE alice CREATEROLE")
+    with pytest.raises(GuaranteeError, match=r"table lair\.part of role bob"):
+        register()
+    connection.execute("ALTER ROLE alice NOCREATEROLE")
+    register()
+    assert asked("first") == ("done", None)
+    connection.execute("ALTER ROLE alice CREATEROLE")
+    state, reason = asked("second")
+    assert state == "refused"
+    assert reason is not None
+    assert "could run with the rights of role alice (CREATEROLE): connect as bob" in reason
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
+    connection.execute("ALTER ROLE alice NOCREATEROLE")
+    assert asked("third") == ("done", None)
+    assert ran_as(connection) <= {"alice"}
+    connection.execute("DROP OWNED BY ana; DROP ROLE ana")
