@@ -442,8 +442,8 @@ _RELATION = sql.SQL(
     "UNION ALL SELECT k.tableoid, k.oid, false "
     "FROM pg_catalog.pg_constraint k WHERE r.class = 'pg_type'::regclass AND k.contypid = r.object "
     # What these name, but not the tables that a table or a type names, which are not read for its sake.
-    "UNION ALL SELECT d.refclassid, d.refobjid, r.named AND r.class = 'pg_rewrite'::regclass "
-    "FROM pg_catalog.pg_depend d WHERE d.classid = r.class AND d.objid = r.object "
+    "UNION ALL SELECT d.refclassid, d.refobjid, r.named FROM pg_catalog.pg_depend d "
+    "WHERE d.classid = r.class AND d.objid = r.object "
     "AND (d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass) "
     "OR (d.refclassid = 'pg_class'::regclass AND r.class IN ('pg_rewrite'::regclass, 'pg_proc'::regclass)))"
     ") next) "

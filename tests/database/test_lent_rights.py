@@ -33,6 +33,7 @@ BOBS = """
     CREATE FUNCTION lair.fire() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN PERFORM lair.spring(); RETURN NULL; END';
     CREATE OPERATOR lair.+ (LEFTARG = float8, RIGHTARG = float8, FUNCTION = lair.call);
+    CREATE TYPE lair.mood AS ENUM ('low', 'high');
     CREATE DOMAIN lair.small AS float8;
     CREATE TABLE lair.part (a float8, y boolean);
     CREATE TABLE lair.leaf (a float8, y boolean);
@@ -160,6 +161,8 @@ FINE = {
     "a copy of what a view showed": "CREATE MATERIALIZED VIEW read AS TABLE lair.shown",
     "a child of a parent that is not read": "CREATE TABLE read () INHERITS (lair.part); "
     "INSERT INTO read TABLE plain",
+    "an enum of his": "CREATE TABLE own AS SELECT *, 'low'::lair.mood AS m FROM plain; "
+    "CREATE VIEW read AS SELECT a, y FROM own WHERE m = 'low'",
     "a default": "CREATE TABLE read AS TABLE plain; ALTER TABLE read ALTER a SET DEFAULT lair.call(1)",
     "a trigger": "CREATE TABLE read AS TABLE plain; "
     "CREATE TRIGGER t AFTER INSERT ON read EXECUTE FUNCTION lair.fire()",

@@ -620,18 +620,20 @@ def test_row_security_is_refused_wherever_it_hides(database: str, connection: ps
         CREATE POLICY own ON wards USING (town = current_user);
         CREATE VIEW shown AS TABLE wards;
         CREATE VIEW asked WITH (security_invoker) AS SELECT s.* FROM shown s;
+        CREATE FUNCTION walk() RETURNS SETOF people BEGIN ATOMIC SELECT * FROM asked; END;
+        CREATE VIEW walked AS SELECT * FROM walk();
         CREATE MATERIALIZED VIEW kept AS TABLE wards;
         CREATE TABLE parted (LIKE people) PARTITION BY LIST (town);
         CREATE TABLE part PARTITION OF parted DEFAULT;
         INSERT INTO parted TABLE people;
         ALTER TABLE part ENABLE ROW LEVEL SECURITY;
-        GRANT SELECT ON wards, shown, asked, kept, parted, part TO carol;
+        GRANT SELECT ON wards, shown, asked, walked, kept, parted, part TO carol;
         """
     )
     train(database, "m")
     before = scalar(connection, "SELECT count(*) FROM dpml.ledger")
     for dsn in (as_role(database, "carol"), database):
-        for table in ("wards", "shown", "asked", "part"):
+        for table in ("wards", "shown", "asked", "walked", "part"):
             data = people.spec(table=table, definition_is_public=True)
             with pytest.raises(pg_dpml.GuaranteeError, match=r"row-level security.*copy them into a table"):
                 pg_dpml.train(dsn, data, PRIVACY, BOLT_ON, name="x")
@@ -648,7 +650,10 @@ def test_row_security_is_refused_wherever_it_hides(database: str, connection: ps
         pg_dpml.train(as_role(database, "carol"), data, PRIVACY, BOLT_ON, name="x")
     assert pg_dpml.plan(database, data, PRIVACY, BOLT_ON).problem.n_rows == N
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == before
-    connection.execute("DROP VIEW asked, shown; DROP MATERIALIZED VIEW kept; DROP TABLE wards, parted")
+    connection.execute(
+        "DROP VIEW walked; DROP FUNCTION walk; DROP VIEW asked, shown; DROP MATERIALIZED VIEW kept; "
+        "DROP TABLE wards, parted"
+    )
 
 
 # An analyst
