@@ -249,6 +249,14 @@ WHO = {
 """Columns that say who did something, and what a curator inserts without them."""
 
 
+def test_no_function_asks_the_session(connection: psycopg.Connection) -> None:
+    asking = connection.execute(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'dpml'::regnamespace "
+        "AND prosrc || coalesce(pg_get_function_sqlbody(oid), '') ~* 'session_user|system_user|''role'''"
+    )
+    assert asking.fetchall() == []
+
+
 def test_no_function_and_no_column_is_left_out(connection: psycopg.Connection) -> None:
     """A new one fails here until it is tried in the tests of this file."""
     definers = "SELECT proname FROM pg_proc WHERE pronamespace = 'dpml'::regnamespace AND prosecdef"
