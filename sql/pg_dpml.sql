@@ -161,6 +161,9 @@ CREATE TABLE dpml.budgets (
 	relation text NOT NULL CHECK (relation IN ('replace_one', 'add_remove')),
 	unit text,
 	tables text[] NOT NULL,
+	min_epsilon numeric NOT NULL CHECK (min_epsilon > 0),
+	min_delta numeric NOT NULL CHECK (min_delta >= 0),
+	max_delta numeric NOT NULL CHECK (max_delta >= min_delta AND max_delta < 1),
 	loss_limit numeric NOT NULL,
 	delta_limit numeric NOT NULL
 );
@@ -174,6 +177,9 @@ COMMENT ON COLUMN dpml.budgets.delta IS 'delta of everything together';
 COMMENT ON COLUMN dpml.budgets.relation IS 'neighbouring relation of the guarantee: replace_one or add_remove';
 COMMENT ON COLUMN dpml.budgets.unit IS 'column that is the unit of privacy; null: every row is one';
 COMMENT ON COLUMN dpml.budgets.tables IS 'tables and views whose runs are charged here without naming the data set';
+COMMENT ON COLUMN dpml.budgets.min_epsilon IS 'what one charge costs at least: epsilon at the budget''s delta, by its rule';
+COMMENT ON COLUMN dpml.budgets.min_delta IS 'least delta of one run''s own guarantee';
+COMMENT ON COLUMN dpml.budgets.max_delta IS 'largest delta of one run''s own guarantee';
 COMMENT ON COLUMN dpml.budgets.loss_limit IS 'most that the losses of the entries may add up to: epsilon, rho or mu^2';
 COMMENT ON COLUMN dpml.budgets.delta_limit IS 'most that the deltas of the entries may add up to';
 
@@ -250,7 +256,10 @@ CREATE TABLE dpml.datasets (
 	source text NOT NULL,
 	source_owner name NOT NULL,
 	spec text NOT NULL,
-	max_epsilon numeric NOT NULL,
+	min_epsilon numeric NOT NULL CHECK (min_epsilon > 0),
+	max_epsilon numeric NOT NULL CHECK (max_epsilon >= min_epsilon),
+	min_delta numeric NOT NULL CHECK (min_delta >= 0),
+	max_delta numeric NOT NULL CHECK (max_delta >= min_delta AND max_delta < 1),
 	max_passes int NOT NULL,
 	offered boolean NOT NULL DEFAULT true
 );
@@ -262,7 +271,11 @@ COMMENT ON COLUMN dpml.datasets.role IS 'role whose members may request models';
 COMMENT ON COLUMN dpml.datasets.source IS 'table or view, with its schema';
 COMMENT ON COLUMN dpml.datasets.source_owner IS 'owner of the table: one of this name but of another owner is not read';
 COMMENT ON COLUMN dpml.datasets.spec IS 'label, columns, filter and unit of privacy: the data spec as TOML';
+COMMENT ON COLUMN dpml.datasets.min_epsilon IS
+'what one request costs at least: epsilon at the budget''s delta, by its rule';
 COMMENT ON COLUMN dpml.datasets.max_epsilon IS 'largest epsilon of one request';
+COMMENT ON COLUMN dpml.datasets.min_delta IS 'least delta of one request';
+COMMENT ON COLUMN dpml.datasets.max_delta IS 'largest delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes that one request may name';
 COMMENT ON COLUMN dpml.datasets.offered IS 'false once it was withdrawn';
 
@@ -753,7 +766,7 @@ WHEN 'requests' THEN
 'Models of tables that you may not read. Their owner registers a data set, which has a budget, and runs the service:
 dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
 Members of ROLE with dpml_analyst ask for models, and own them:
-SELECT name, role, spec, max_epsilon FROM dpml.datasets WHERE offered;
+SELECT name, role, spec, min_epsilon, max_epsilon, max_delta FROM dpml.datasets WHERE offered;
 CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
 CALL goes outside a transaction block only, and a request is seen once it is committed.
@@ -862,7 +875,8 @@ BEGIN
 		TO dpml_curator;
 		-- Who charged, when, and under which number is not the curator's to say.
 		GRANT SELECT ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries TO dpml_curator;
-		GRANT INSERT (dataset, rule, epsilon, delta, relation, unit, tables, loss_limit, delta_limit)
+		GRANT INSERT (dataset, rule, epsilon, delta, relation, unit, tables, min_epsilon, min_delta, max_delta,
+				loss_limit, delta_limit)
 			ON TABLE dpml.budgets TO dpml_curator;
 		-- To lock the row while a charge is made; append_only refuses an update.
 		GRANT UPDATE (dataset) ON TABLE dpml.budgets TO dpml_curator;
@@ -878,8 +892,8 @@ BEGIN
 				privacy, training, charge)
 			ON TABLE dpml.models TO dpml_curator;
 		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_curator;
-		GRANT INSERT (name, role, source, source_owner, spec, max_epsilon, max_passes),
-			UPDATE (role, source, source_owner, spec, max_epsilon, max_passes, offered)
+		GRANT INSERT (name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes),
+			UPDATE (role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes, offered)
 			ON TABLE dpml.datasets TO dpml_curator;
 		GRANT UPDATE (state, message, charge) ON TABLE dpml.requests TO dpml_curator;
 		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;

@@ -8,7 +8,8 @@ nobody can add an entry without having seen the one before.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -27,6 +28,7 @@ __all__ = [
     "Entry",
     "Left",
     "Outlook",
+    "Terms",
     "budget_of",
     "charge",
     "charge_of",
@@ -44,6 +46,72 @@ __all__ = [
 _LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
 _MOST_EPSILON = Decimal(1000)
 _LEAST_DELTA = Decimal("1e-100")
+_LEAST_SHARE = Decimal("0.001")
+"""What a charge costs at least of a budget, unless its owner says otherwise."""
+
+Priced = tuple[Guarantee, tuple[float, float] | None]
+"""What a run's cost follows from; the second: see `privacy.budget.gaussian_part`."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one charge must keep to, whatever is left of the budget.
+
+    Attributes
+    ----------
+    source : str
+        Where they stand and whose they are, in words.
+    min_epsilon, max_epsilon : Decimal
+        What it must cost at least and may cost at most, 0 < min_epsilon <= max_epsilon: epsilon at the
+        budget's delta, by the budget's rule and relation.
+    min_delta, max_delta : Decimal
+        Bounds on the delta of its own guarantee, 0 <= min_delta <= max_delta < 1.
+    """
+
+    source: str
+    min_epsilon: Decimal
+    max_epsilon: Decimal
+    min_delta: Decimal
+    max_delta: Decimal
+
+    def __post_init__(self) -> None:
+        if not (self.max_epsilon.is_finite() and self.max_epsilon > 0):
+            raise SpecError(f"max_epsilon must be in (0, inf), not {self.max_epsilon}")
+        if not (self.min_epsilon.is_finite() and 0 < self.min_epsilon <= self.max_epsilon):
+            raise SpecError(
+                f"min_epsilon must be above 0 and at most {_short(self.max_epsilon)}, the largest epsilon of "
+                f"one run, not {self.min_epsilon}"
+            )
+        if not (self.max_delta.is_finite() and 0 <= self.max_delta < 1):
+            raise SpecError(f"max_delta must be in [0, 1), not {self.max_delta}")
+        if not (self.min_delta.is_finite() and 0 <= self.min_delta <= self.max_delta):
+            raise SpecError(
+                f"min_delta must be at least 0 and at most {_short(self.max_delta)}, the largest delta of "
+                f"one run, not {self.min_delta}"
+            )
+
+    def require_within(self, outer: Terms) -> None:
+        """Refuse terms that allow a smaller epsilon, or another delta, than `outer` does.
+
+        Raises
+        ------
+        SpecError
+        """
+        for name, bound, loose in (
+            ("min_epsilon", f"at least {_short(outer.min_epsilon)}", self.min_epsilon < outer.min_epsilon),
+            ("min_delta", f"at least {_short(outer.min_delta)}", self.min_delta < outer.min_delta),
+            ("max_delta", f"at most {_short(outer.max_delta)}", self.max_delta > outer.max_delta),
+        ):
+            if loose:
+                raise SpecError(f"{name} must be {bound}, as {outer.source} has it")
+
+    @property
+    def meaning(self) -> str:
+        """What they ask for, in words."""
+        return (
+            f"epsilon from {_short(self.min_epsilon)} to {_short(self.max_epsilon)}, "
+            f"delta from {_short(self.min_delta)} to {_short(self.max_delta)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +127,21 @@ class Budget:
     relation: Relation
     unit: str | None
     tables: tuple[str, ...]
+    min_epsilon: Decimal
+    min_delta: Decimal
+    max_delta: Decimal
     limit: Cost
+
+    @property
+    def terms(self) -> Terms:
+        """What every charge must keep to."""
+        return Terms(
+            f"the budget of data set {self.dataset} (opened by role {self.opened_by})",
+            self.min_epsilon,
+            self.epsilon,
+            self.min_delta,
+            self.max_delta,
+        )
 
     @property
     def meaning(self) -> str:
@@ -102,17 +184,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a run would take out of its budget, and what is left of that."""
+    """What a run would take out of its budget, what is left of that, and which terms it would break."""
 
     budget: Budget
     cost: Cost
     left: Left
+    breach: str | None = None
 
     @property
     def fits(self) -> bool:
         """Whether the run could be charged now."""
         rest = self.left.cost
-        return not self.left.closed and self.cost.loss <= rest.loss and self.cost.delta <= rest.delta
+        enough = self.cost.loss <= rest.loss and self.cost.delta <= rest.delta
+        return enough and not self.left.closed and self.breach is None
 
 
 class Charged(NamedTuple):
@@ -132,6 +216,9 @@ def open_budget(
     relation: Relation = Relation.REPLACE_ONE,
     unit: str | None = None,
     tables: tuple[str, ...] = (),
+    min_epsilon: Decimal | None = None,
+    min_delta: Decimal = Decimal(0),
+    max_delta: Decimal | None = None,
 ) -> Budget:
     """Set the limit of a data set, once and for all.
 
@@ -151,6 +238,11 @@ def open_budget(
         Column that is the unit of privacy of every run.
     tables : tuple of str
         Tables and views, as in SQL, whose runs are charged here although they do not name the data set.
+    min_epsilon : Decimal or None
+        What one charge must cost at least, in (0, epsilon]: epsilon at this delta, by this rule and relation.
+        None: a thousandth of the budget, rounded up to three digits of epsilon.
+    min_delta, max_delta : Decimal or None
+        Bounds on the delta of one run's own guarantee, in [0, 1); None: `delta`.
 
     Returns
     -------
@@ -180,11 +272,18 @@ def open_budget(
             "what is left"
         )
     limit = limit_of(rule, epsilon, delta)
+    if min_epsilon is None:
+        share = _LEAST_SHARE * limit.loss
+        min_epsilon = min(_least(lambda one: limit_of(rule, one, delta).loss >= share) or epsilon, epsilon)
+    if max_delta is None:
+        max_delta = delta
+    Terms("", min_epsilon, epsilon, min_delta, max_delta)  # which refuses what makes no sense
     session.execute(
         sql.SQL(
-            "INSERT INTO dpml.budgets (dataset, rule, epsilon, delta, relation, unit, tables, loss_limit, "
-            "delta_limit) VALUES (%(dataset)s, %(rule)s, %(epsilon)s, %(delta)s, %(relation)s, %(unit)s, "
-            "%(tables)s, %(loss_limit)s, %(delta_limit)s)"
+            "INSERT INTO dpml.budgets (dataset, rule, epsilon, delta, relation, unit, tables, min_epsilon, "
+            "min_delta, max_delta, loss_limit, delta_limit) VALUES (%(dataset)s, %(rule)s, %(epsilon)s, "
+            "%(delta)s, %(relation)s, %(unit)s, %(tables)s, %(min_epsilon)s, %(min_delta)s, %(max_delta)s, "
+            "%(loss_limit)s, %(delta_limit)s)"
         ),
         {
             "dataset": dataset,
@@ -194,6 +293,9 @@ def open_budget(
             "relation": relation.value,
             "unit": unit,
             "tables": [_table_name(session.relation(table)) for table in tables],
+            "min_epsilon": min_epsilon,
+            "min_delta": min_delta,
+            "max_delta": max_delta,
             "loss_limit": limit.loss,
             "delta_limit": limit.delta,
         },
@@ -285,8 +387,9 @@ def charge(
     method: str,
     n_rows: int,
     mechanism: Mapping[str, Any],
+    at_epsilon: Callable[[float], Priced],
     request: str | None = None,
-    largest: Decimal | None = None,
+    terms: Terms | None = None,
 ) -> Charged:
     """Charge a run to the ledger and to its data set's budget; the caller commits before it reads a row.
 
@@ -302,11 +405,12 @@ def charge(
         Whose budget to charge; None: that which lists the table, if any does.
     model, method, n_rows, mechanism
         See `registry.charge`.
+    at_epsilon : callable
+        Guarantee and Gaussian part of this run at another epsilon, for advice; may refuse it.
     request : str or None
         Name of the charge, which is made once; None: a new one.
-    largest : Decimal or None
-        Epsilon at the budget's delta, in (0, inf), that this charge may cost at most, by the rule and
-        relation of the budget. None: all that is left.
+    terms : Terms or None
+        What it must keep to beside the terms of the budget.
 
     Returns
     -------
@@ -315,7 +419,7 @@ def charge(
     Raises
     ------
     BudgetError
-        If the budget is closed or has too little left.
+        If the budget is closed or has too little left, or the run breaks its terms.
     GuaranteeError
         If the run protects another unit than the budget, or the table belongs to another data set.
     SpecError
@@ -334,6 +438,11 @@ def charge(
             "request goes with a budget, which this data set has not: leave it out, or see dpml budget open"
         )
     if budget is not None:
+        cost = _cost(budget, guarantee, gaussian)
+        # Before the lock, as the advice takes a while: neither the terms nor the run can change.
+        both = (budget.terms,) if terms is None else (terms, budget.terms)
+        breaches = (_breach(budget, one, (guarantee, gaussian), at_epsilon) for one in both)
+        breach = next(filter(None, breaches), None)
         _lock(session, budget)
         left = left_of(session, budget)
         earlier = None if request is None else charge_of(session, budget.dataset, request)
@@ -341,14 +450,8 @@ def charge(
             return Charged(earlier, True)
         _require_open(budget, left)
         require_unit(budget, guarantee.unit)
-        cost = _cost(budget, guarantee, gaussian)
-        if largest is not None and cost.loss > limit_of(budget.rule, largest, budget.delta).loss:
-            raise BudgetError(
-                f"one request may cost at most epsilon = {_short(largest)} at "
-                f"delta = {_short(budget.delta)}, by rule {budget.rule} and for {budget.relation.value}, and "
-                f"this run costs {budget.amount(cost)}: nothing was charged; ask for less, or for a smaller "
-                "delta"
-            )
+        if breach is not None:
+            raise BudgetError(f"{breach}: nothing was charged")
         if not Outlook(budget, cost, left).fits:
             raise BudgetError(
                 f"the budget of data set {budget.dataset} ({budget.meaning}) has {budget.amount(left.cost)} "
@@ -378,8 +481,11 @@ def outlook(
     gaussian: tuple[float, float] | None,
     *,
     dataset: str | None,
+    at_epsilon: Callable[[float], Priced],
 ) -> Outlook | None:
     """As `charge`, without charging: None where there is no budget, or the role may not read budgets.
+
+    A request's own terms are not looked at.
 
     Raises
     ------
@@ -393,7 +499,62 @@ def outlook(
     if budget is None:
         return None
     require_unit(budget, guarantee.unit)
-    return Outlook(budget, _cost(budget, guarantee, gaussian), left_of(session, budget))
+    priced = (guarantee, gaussian)
+    breach = _breach(budget, budget.terms, priced, at_epsilon)
+    return Outlook(budget, _cost(budget, *priced), left_of(session, budget), breach)
+
+
+def _breach(
+    budget: Budget, terms: Terms, priced: Priced, at_epsilon: Callable[[float], Priced]
+) -> str | None:
+    """Which of the terms a run breaks, and what it may be instead; None if it keeps them.
+
+    Source: privacy/README.md, "Budgets".
+    """
+    cost, delta = _cost(budget, *priced), _exact(priced[0].delta)
+    by = f"at delta = {_short(budget.delta)}, by rule {budget.rule} and for {budget.relation.value}"
+    costs = f"this run costs {budget.amount(cost)}"
+    if cost.loss > limit_of(budget.rule, terms.max_epsilon, budget.delta).loss:
+        return (
+            f"one request may cost at most epsilon = {_short(terms.max_epsilon)} {by}, as {terms.source} has "
+            f"it, and {costs}; ask for less, or for a smaller delta"
+        )
+    if not terms.min_delta <= delta <= terms.max_delta:
+        return (
+            f"delta must be from {_short(terms.min_delta)} to {_short(terms.max_delta)}, as {terms.source} "
+            f"has it, and this run's is {_short(delta)}"
+        )
+    least = limit_of(budget.rule, terms.min_epsilon, budget.delta).loss
+    if cost.loss >= least:
+        return None
+
+    def enough(epsilon: Decimal) -> bool:
+        try:
+            return _cost(budget, *at_epsilon(float(epsilon))).loss >= least
+        except (GuaranteeError, SpecError):  # of a run that there cannot be
+            return False
+
+    epsilon = _least(enough)
+    advice = "delta must be larger"
+    if epsilon is not None and epsilon <= terms.max_epsilon:
+        advice = f"epsilon must be at least {_short(epsilon)}"
+    return (
+        f"{advice} for this run: one run must cost at least epsilon = {_short(terms.min_epsilon)} {by}, as "
+        f"{terms.source} has it, and {costs}"
+    )
+
+
+def _least(enough: Callable[[Decimal], bool]) -> Decimal | None:
+    """The least epsilon of three digits, from 1e-12 to 1000, that is enough; None if none is."""
+    places = range(15 * 900 + 1)
+    found = bisect_left(places, True, key=lambda place: enough(_of_three_digits(place)))
+    return _of_three_digits(found) if found < len(places) else None
+
+
+def _of_three_digits(place: int) -> Decimal:
+    """The numbers 1.00e-12, 1.01e-12, ..., 9.99e-12, 1.00e-11, ... by their place."""
+    decade, digits = divmod(place, 900)
+    return Decimal(100 + digits).scaleb(decade - 14)
 
 
 def charge_of(session: Session, dataset: str, request: str) -> int | None:
@@ -443,8 +604,8 @@ def _short(number: Decimal) -> str:
 
 
 _COLUMNS = sql.SQL(
-    "SELECT dataset, opened_at, opened_by, rule, epsilon, delta, relation, unit, tables, loss_limit, "
-    "delta_limit FROM dpml.budgets "
+    "SELECT dataset, opened_at, opened_by, rule, epsilon, delta, relation, unit, tables, min_epsilon, "
+    "min_delta, max_delta, loss_limit, delta_limit FROM dpml.budgets "
 )
 
 
@@ -463,11 +624,16 @@ def _budget(
     relation: str,
     unit: str | None,
     tables: list[str],
+    min_epsilon: Decimal,
+    min_delta: Decimal,
+    max_delta: Decimal,
     *limit: Decimal,
 ) -> Budget:
     """A row of _COLUMNS."""
-    of = Relation(relation)
-    return Budget(dataset, opened_at, opened_by, rule, epsilon, delta, of, unit, tuple(tables), Cost(*limit))
+    return Budget(
+        *(dataset, opened_at, opened_by, rule, epsilon, delta, Relation(relation), unit, tuple(tables)),
+        *(min_epsilon, min_delta, max_delta, Cost(*limit)),
+    )
 
 
 def _find(session: Session, dataset: str) -> Budget | None:

@@ -6,7 +6,7 @@
     DpmlError                1   failed
      |-- SpecError           2   a bad argument: names it, its domain and the fix
      |-- UnavailableError    3   no connection, read-only server: try again
-     |-- BudgetError         4   the budget of the data set does not allow the charge
+     |-- BudgetError         4   the budget of the data set, or its owner, does not allow the charge
      |-- GuaranteeError      5   a condition of the privacy guarantee does not hold
      |    +-- ResolutionError     epsilon is too small for the precision of the noise
      +-- RunFailedError      1   failed after the charge; never quotes the server
@@ -50,7 +50,7 @@ class UnavailableError(DpmlError):
 
 
 class BudgetError(DpmlError):
-    """Refused because the budget of the data set is closed, or has too little left; nothing was charged."""
+    """Refused by the budget of the data set, or by terms of its owner; nothing was charged."""
 
     exit_code = 4
 

@@ -102,7 +102,7 @@ def evaluate(
     SpecError
         If the model, the table or a column does not exist, or no row has a declared label.
     BudgetError
-        If the budget of the data set is closed or has too little left; nothing is charged.
+        If the budget of the data set, or its owner's terms, do not allow it; nothing is charged.
     RunFailedError
         If a private evaluation fails after its charge; the charge stays.
     RunInterrupted

@@ -7,7 +7,7 @@ privacy/README.md, "Scores and errors", states what is released and why its nois
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pg_dpml import budgets, registry
@@ -106,7 +106,7 @@ def release_error(
         model = registry.load_model(session, name)
         relation = session.relation(table)
         release = _plan(session, model, relation, privacy, clip, definition_is_public)
-        charge = _charge(session, release, dataset or budgets.dataset_of(session, model, relation))
+        charge = _charge(session, release, privacy, dataset or budgets.dataset_of(session, model, relation))
     spent = f"epsilon = {privacy.epsilon:g} stays charged (entry {charge} of dpml.ledger)"
 
     def exact(session: Session) -> int:
@@ -203,8 +203,13 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
     return largest if clip is None else min(clip, largest)
 
 
-def _charge(session: Session, release: _Release, dataset: str | None) -> int:
+def _charge(session: Session, release: _Release, privacy: PrivacySpec, dataset: str | None) -> int:
     guarantee = release.guarantee
+
+    def at_epsilon(epsilon: float) -> budgets.Priced:
+        noise = mechanisms.calibrate_sum(int(release.noise.sensitivity), epsilon, privacy.delta or 0.0)
+        return replace(guarantee, epsilon=epsilon), gaussian_part(noise)
+
     mechanism: dict[str, Any] = {
         "release": "errors" if release.clip is None else "clipped squared errors",
         "clip": release.clip,
@@ -214,6 +219,7 @@ def _charge(session: Session, release: _Release, dataset: str | None) -> int:
         release.table,
         guarantee,
         gaussian_part(release.noise),
+        at_epsilon=at_epsilon,
         dataset=dataset,
         model=release.model.name,
         method="evaluate",

@@ -130,6 +130,7 @@ def plan_record(
             "cost": {"loss": str(outlook.cost.loss), "delta": str(outlook.cost.delta)},
             "left": {"loss": str(outlook.left.cost.loss), "delta": str(outlook.left.cost.delta)},
             "fits": outlook.fits,
+            "breach": outlook.breach,
         }
     if others:
         record["methods"] = [_alternative_record(other) for other in others]
@@ -176,7 +177,8 @@ def _outlook_text(outlook: Outlook) -> str:
     budget = outlook.budget
     left = "it is closed" if outlook.left.closed else f"left: {budget.amount(outlook.left.cost)}"
     verdict = "" if outlook.fits else "; the run would be refused"
-    return f"{budget.dataset}: the run costs {budget.amount(outlook.cost)}; {left}{verdict}"
+    reason = "" if outlook.breach is None else f": {outlook.breach}"
+    return f"{budget.dataset}: the run costs {budget.amount(outlook.cost)}; {left}{verdict}{reason}"
 
 
 def _noised(noise: PlannedNoise) -> str:

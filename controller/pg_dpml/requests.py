@@ -63,9 +63,23 @@ class Dataset:
     source: str
     source_owner: str
     spec: str
+    min_epsilon: Decimal
     max_epsilon: Decimal
+    min_delta: Decimal
+    max_delta: Decimal
     max_passes: int
     offered: bool
+
+    @property
+    def terms(self) -> budgets.Terms:
+        """What a request must keep to, beside the terms of the budget."""
+        return budgets.Terms(
+            f"data set {self.name} (registered by role {self.registered_by})",
+            self.min_epsilon,
+            self.max_epsilon,
+            self.min_delta,
+            self.max_delta,
+        )
 
     @property
     def data(self) -> DataSpec:
@@ -113,7 +127,10 @@ def register(
     spec: str,
     *,
     role: str | None = None,
+    min_epsilon: Decimal | None = None,
     max_epsilon: Decimal | None = None,
+    min_delta: Decimal | None = None,
+    max_delta: Decimal | None = None,
     max_passes: int | None = None,
 ) -> Dataset:
     """Offer models of a data set to a role, or change the offer; only services of the current role serve it.
@@ -129,9 +146,11 @@ def register(
         Its data spec, a TOML document; those who may request can read it.
     role : str or None
         Whose members may request models; None: dpml_analyst.
-    max_epsilon : Decimal or None
-        What one request may cost at most, above 0: epsilon at the budget's delta, by its rule and relation;
-        None: all of the budget.
+    min_epsilon, max_epsilon : Decimal or None
+        What one request must cost at least and may cost at most: epsilon at the budget's delta, by its rule
+        and relation. None: what a run must cost by the budget, and all of the budget.
+    min_delta, max_delta : Decimal or None
+        Bounds on the delta of one request. None: the budget's.
     max_passes : int or None
         Most passes that one request may name, at least 1; None: 1,000.
 
@@ -142,7 +161,8 @@ def register(
     Raises
     ------
     SpecError
-        If an argument is outside its domain, the data set has no budget, or another role registered it.
+        If an argument is outside its domain or looser than the budget's, the data set has no budget, or
+        another role registered it.
     GuaranteeError
         If the budget is for another unit of privacy, or the table belongs to another budget.
     """
@@ -155,12 +175,17 @@ def register(
     budgets.require_unit(budget, data.unit)
     before = next((one for one in list_datasets(session) if one.name == name), None)
     role = role or ("dpml_analyst" if before is None else before.role)
-    if max_epsilon is None:
-        max_epsilon = budget.epsilon if before is None else before.max_epsilon
+    kept = budget.terms if before is None else before.terms
+    terms = replace(
+        kept,
+        min_epsilon=kept.min_epsilon if min_epsilon is None else min_epsilon,
+        max_epsilon=kept.max_epsilon if max_epsilon is None else max_epsilon,
+        min_delta=kept.min_delta if min_delta is None else min_delta,
+        max_delta=kept.max_delta if max_delta is None else max_delta,
+    )
+    terms.require_within(budget.terms)
     if max_passes is None:
         max_passes = MOST_PASSES if before is None else before.max_passes
-    if not (max_epsilon.is_finite() and max_epsilon > 0):
-        raise SpecError(f"max_epsilon must be in (0, inf), not {max_epsilon}")
     if not 1 <= max_passes <= 10**6:
         raise SpecError(f"max_passes must be in [1, {10**6}], not {max_passes}")
     registry.require_role(session, role, "role")
@@ -170,22 +195,27 @@ def register(
         "source": table.identifier.as_string(session.driver),
         "source_owner": _owner_of(session, table.oid),
         "spec": spec,
-        "max_epsilon": max_epsilon,
+        "min_epsilon": terms.min_epsilon,
+        "max_epsilon": terms.max_epsilon,
+        "min_delta": terms.min_delta,
+        "max_delta": terms.max_delta,
         "max_passes": max_passes,
     }
     changed = session.execute(
         sql.SQL(
             "UPDATE dpml.datasets SET role = %(role)s, source = %(source)s, source_owner = %(source_owner)s, "
-            "spec = %(spec)s, max_epsilon = %(max_epsilon)s, max_passes = %(max_passes)s, offered = true "
-            "WHERE name = %(name)s AND registered_by = current_user"
+            "spec = %(spec)s, min_epsilon = %(min_epsilon)s, max_epsilon = %(max_epsilon)s, "
+            "min_delta = %(min_delta)s, max_delta = %(max_delta)s, max_passes = %(max_passes)s, "
+            "offered = true WHERE name = %(name)s AND registered_by = current_user"
         ),
         values,
     )
     added = changed or session.execute(
         sql.SQL(
-            "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, max_epsilon, max_passes) "
-            "VALUES (%(name)s, %(role)s, %(source)s, %(source_owner)s, %(spec)s, %(max_epsilon)s, "
-            "%(max_passes)s) ON CONFLICT DO NOTHING"
+            "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, min_epsilon, max_epsilon, "
+            "min_delta, max_delta, max_passes) VALUES (%(name)s, %(role)s, %(source)s, %(source_owner)s, "
+            "%(spec)s, %(min_epsilon)s, %(max_epsilon)s, %(min_delta)s, %(max_delta)s, %(max_passes)s) "
+            "ON CONFLICT DO NOTHING"
         ),
         values,
     )
@@ -290,8 +320,8 @@ def serve_next(database: Database) -> Served | None:
 
 
 _DATASETS = sql.SQL(
-    "SELECT name, registered_at, registered_by, role, source, source_owner, spec, max_epsilon, max_passes, "
-    "offered FROM dpml.datasets "
+    "SELECT name, registered_at, registered_by, role, source, source_owner, spec, min_epsilon, max_epsilon, "
+    "min_delta, max_delta, max_passes, offered FROM dpml.datasets "
 )
 
 _UNFINISHED = sql.SQL("FROM dpml.requests q WHERE q.dataset = d.name AND q.state IN ('waiting', 'running')")
@@ -403,7 +433,7 @@ def _train(database: Database, request: _Request) -> None:
         progress=None,
         request=request.charge_name,
         owner=request.requested_by,
-        largest=dataset.max_epsilon,
+        terms=dataset.terms,
     )
 
 

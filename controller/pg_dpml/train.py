@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,6 +34,7 @@ __all__ = [
     "decide",
     "plan",
     "plan_problem",
+    "priced_at",
     "problem_of",
     "released_model",
     "run_method",
@@ -169,7 +170,7 @@ def train(
     UnavailableError
         If the server cannot be reached or is read-only; nothing is charged.
     BudgetError
-        If the budget of the data set is closed or has too little left; nothing is charged.
+        If the budget of the data set, or its owner's terms, do not allow the run; nothing is charged.
     RunFailedError
         If the run fails after its charge; the charge stays.
     RunInterrupted
@@ -207,9 +208,12 @@ def train_model(
     tuning: Mapping[str, Any] | None = None,
     request: str | None = None,
     owner: str | None = None,
-    largest: Decimal | None = None,
+    terms: budgets.Terms | None = None,
 ) -> TrainResult:
-    """As `train`. `tuning` is stored, and says how the settings were chosen; None for `owner`: this role."""
+    """As `train`.
+
+    `tuning` is stored, and says how the settings were chosen; `terms`: see `budgets.charge`.
+    """
     started = time.monotonic()
     with database.session() as session:
         resolved = resolve(session, data)
@@ -217,7 +221,7 @@ def train_model(
         decided = decide(resolved, n_rows, data, privacy, training)
         if owner is not None:
             registry.require_role(session, owner, "owner")
-        charged = _charge(session, resolved, decided, data, name, request, largest)
+        charged = _charge(session, resolved, decided, data, privacy, training, name, request, terms)
         if charged is not None and charged.repeated:
             return _made_before(session, charged.entry, decided, name)
         registry.require_new_name(session, name)
@@ -308,25 +312,41 @@ def _charge(
     source: Source,
     decided: Plan,
     data: DataSpec,
+    privacy: PrivacySpec | None,
+    training: TrainSpec,
     name: str,
     request: str | None,
-    largest: Decimal | None,
+    terms: budgets.Terms | None,
 ) -> budgets.Charged | None:
-    if decided.guarantee is None or decided.noise is None:
+    if privacy is None or decided.guarantee is None or decided.noise is None:
         return None
     return budgets.charge(
         session,
         source.table,
         decided.guarantee,
         gaussian_part(decided.noise),
+        at_epsilon=partial(priced_at, decided.problem, privacy, training),
         dataset=data.dataset,
         request=request,
         model=name,
         method=decided.method,
         n_rows=decided.problem.n_rows,
         mechanism=noise_record(decided.noise),
-        largest=largest,
+        terms=terms,
     )
+
+
+def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsilon: float) -> budgets.Priced:
+    """What a run would cost at another epsilon; see `budgets.charge`.
+
+    Raises
+    ------
+    SpecError, GuaranteeError
+        If there is no such run.
+    """
+    decided = _plan(problem, replace(privacy, epsilon=epsilon), training)
+    assert decided.guarantee is not None
+    return decided.guarantee, gaussian_part(decided.noise)
 
 
 def _made_before(session: Session, charge: int, decided: Plan, name: str) -> TrainResult:

@@ -147,7 +147,7 @@ def tune(
     UnavailableError
         If the server cannot be reached or is read-only; nothing is charged.
     BudgetError
-        If the budget of the data set is closed or has too little left; nothing is charged.
+        If the budget of the data set, or its owner's terms, do not allow the run; nothing is charged.
     RunFailedError
         If the run fails after its charge; the charge stays.
     RunInterrupted
@@ -259,6 +259,7 @@ def _charge(session: Session, tuning: _Tuning) -> int:
         tuning.source.table,
         tuning.guarantee,
         None,
+        at_epsilon=lambda epsilon: (replace(tuning.guarantee, epsilon=epsilon), None),
         dataset=tuning.data.dataset,
         model=tuning.name,
         method="tune",

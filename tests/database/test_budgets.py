@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,11 @@ import pg_dpml
 from people import create_people, make_people
 from pg_dpml import budgets
 from pg_dpml.cli import app
-from pg_dpml.database import Database
+from pg_dpml.database import Database, Session
 from pg_dpml.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
 from pg_dpml.methods.plan import Guarantee
-from pg_dpml.privacy.budget import Cost
+from pg_dpml.privacy.budget import Cost, limit_of
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import PrivacySpec, TrainSpec
 from sqltools import scalar
@@ -71,18 +73,28 @@ def charge(
 ) -> budgets.Charged:
     """As a run does."""
     with Database(dsn).session(isolation) as session:
-        return budgets.charge(
-            session,
-            session.relation("people"),
-            guarantee,
-            None,
-            dataset=dataset,
-            model="m",
-            method="bolt-on",
-            n_rows=N,
-            mechanism={},
-            request=request,
-        )
+        return charge_in(session, guarantee, request, dataset)
+
+
+def charge_in(
+    session: Session,
+    guarantee: Guarantee = TENTH,
+    request: str | None = None,
+    dataset: str | None = "census",
+) -> budgets.Charged:
+    return budgets.charge(
+        session,
+        session.relation("people"),
+        guarantee,
+        None,
+        at_epsilon=lambda epsilon: (replace(guarantee, epsilon=epsilon), None),
+        dataset=dataset,
+        model="m",
+        method="bolt-on",
+        n_rows=N,
+        mechanism={},
+        request=request,
+    )
 
 
 def train(
@@ -173,11 +185,9 @@ def test_a_stale_snapshot_charges_nothing(database: str) -> None:
 
     def charge_late() -> None:
         with Database(database).session("REPEATABLE READ") as session:
-            table = session.relation("people")  # takes the snapshot
+            session.relation("people")  # takes the snapshot
             charge(database)
-            budgets.charge(
-                session, table, TENTH, None, dataset="census", model="m", method="x", n_rows=N, mechanism={}
-            )
+            charge_in(session)
 
     with pytest.raises(DpmlError):
         charge_late()
@@ -220,6 +230,128 @@ def test_tuning_and_noisy_errors_are_charged(database: str) -> None:
     with pytest.raises(BudgetError):
         pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.3))
     assert left(database).cost.loss == Decimal("0.1")
+
+
+# What one run may be
+
+
+def least(message: str) -> str:
+    """The least epsilon that a refusal names."""
+    found = re.search(r"epsilon must be at least (\S+) for this run", message)
+    assert found is not None, message
+    return found.group(1)
+
+
+def below(epsilon: str) -> float:
+    """A little less, in the third digit."""
+    return float(Decimal(epsilon) * Decimal("0.9999") - Decimal(f"1e{Decimal(epsilon).adjusted() - 2}"))
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("rule", ["basic", "zcdp", "gdp"])
+@pytest.mark.parametrize(
+    "training",
+    [BOLT_ON, GAUSSIAN, TrainSpec(method="dp-sgd", passes=1), TrainSpec(method="scs13", passes=1)],
+    ids=lambda training: training.method,
+)
+def test_the_least_epsilon_is_named_and_accepted(
+    database: str, connection: psycopg.Connection, rule: str, training: TrainSpec
+) -> None:
+    open_budget(database, "0.5", "1e-5", rule)
+    with pytest.raises(
+        BudgetError, match=r"opened by role postgres\) has it, .* nothing was charged"
+    ) as refusal:
+        train(database, "m", 1e-4, training=training)
+    epsilon = least(str(refusal.value))
+    with pytest.raises(BudgetError) as again:
+        train(database, "m", below(epsilon), training=training)
+    assert least(str(again.value)) == epsilon
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == left(database).entries == 0
+    train(database, "m", float(epsilon), training=training)
+    query = (
+        "SELECT loss * 1000 >= loss_limit, loss FROM dpml.budget_entries JOIN dpml.budgets USING (dataset)"
+    )
+    assert scalar(connection, query) is True
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("rule", ["basic", "zcdp", "gdp"])
+@pytest.mark.parametrize("epsilon", ["0.001", "0.3333", "3", "1000"])
+def test_a_run_costs_a_thousandth_unless_the_owner_says_otherwise(
+    database: str, epsilon: str, rule: str
+) -> None:
+    open_budget(database, epsilon, "1e-9", rule)
+    with Database(database).session() as session:
+        opened = budgets.load_budget(session, "census")
+
+    def cost(of: Decimal) -> Decimal:
+        return limit_of(rule, of, opened.delta).loss
+
+    share = opened.limit.loss / 1000
+    assert cost(opened.min_epsilon) >= share > cost(Decimal(below(str(opened.min_epsilon))))
+    assert (opened.min_delta, opened.max_delta) == (Decimal(0), Decimal("1e-9"))
+
+
+def test_the_owner_sets_the_least_epsilon(database: str) -> None:
+    open_budget(database, min_epsilon=Decimal("0.00001"))
+    charge(database, Guarantee(1e-5, 0.0, Relation.REPLACE_ONE))
+    with pytest.raises(BudgetError, match=r"at least 1e-05 for this run: .* epsilon = 1e-05 at delta = 0.1"):
+        charge(database, Guarantee(9e-6, 0.0, Relation.REPLACE_ONE))
+    charge(database, Guarantee(6e-6, 0.0, Relation.ADD_REMOVE))  # by the relation of the budget
+    with Database(database).session() as session:
+        budgets.open_budget(
+            *(session, "strict"),
+            epsilon=Decimal(1),
+            delta=Decimal(0),
+            rule="basic",
+            min_epsilon=Decimal("0.3"),
+        )
+    with pytest.raises(BudgetError, match=r"at least 0\.3 for this run"):
+        charge(database, dataset="strict")
+    charge(database, replace(TENTH, epsilon=0.3), dataset="strict")
+
+
+def test_tuning_and_noisy_errors_have_a_least_epsilon(database: str, connection: psycopg.Connection) -> None:
+    open_budget(database, min_epsilon=Decimal("0.05"))
+    train(database, "m")
+    grid = pg_dpml.Grid({"passes": [1, 2]}, BOLT_ON)
+    for run in (
+        lambda: pg_dpml.tune(
+            database, people.spec(dataset="census"), PrivacySpec(0.04, 1e-6), grid, name="tuned"
+        ),
+        lambda: pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.04)),
+        lambda: pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.04, 1e-6)),
+    ):
+        with pytest.raises(BudgetError, match=r"epsilon must be at least 0\.05 for this run"):
+            run()
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
+    pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.05))
+
+
+@pytest.mark.one_major
+def test_a_run_too_small_at_any_epsilon(database: str) -> None:
+    """Its delta is what makes it cheap: no epsilon that can be asked for costs enough."""
+    open_budget(database, "1000", "0.5", "gdp", min_epsilon=Decimal(1000))
+    with pytest.raises(BudgetError, match="delta must be larger for this run"):
+        pg_dpml.train(
+            database,
+            people.spec(dataset="census"),
+            PrivacySpec(1, 1e-15),
+            GAUSSIAN,
+            name="m",
+        )
+
+
+def test_a_run_keeps_to_the_deltas(database: str, connection: psycopg.Connection) -> None:
+    open_budget(database, min_delta=Decimal("1e-7"), max_delta=Decimal("1e-5"))
+    for delta in (0.0, 9.9e-8, 1.1e-5):
+        with pytest.raises(
+            BudgetError, match=rf"delta must be from 1e-07 to 1e-05, as .* {delta:g}: nothing"
+        ):
+            charge(database, replace(TENTH, delta=delta))
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
+    for delta in (1e-7, 1e-5):
+        charge(database, replace(TENTH, delta=delta))
 
 
 # What a request is charged to
@@ -291,6 +423,13 @@ def test_another_unit_is_refused(database: str) -> None:
         ({"delta": "0", "rule": "gdp"}, "delta must be at least"),
         ({"rule": "best"}, "rule must be one of basic, zcdp, gdp"),
         ({"tables": ("nowhere",)}, "table nowhere does not exist"),
+        ({"min_epsilon": Decimal(0)}, "min_epsilon must be above 0 and at most 1, the largest"),
+        ({"min_epsilon": Decimal("1.1")}, "min_epsilon must be"),
+        ({"min_epsilon": Decimal("NaN")}, "min_epsilon must be"),
+        ({"min_delta": Decimal("-1e-9")}, r"min_delta must be at least 0 and at most 0\.1"),
+        ({"min_delta": Decimal("0.2")}, "min_delta must be"),
+        ({"max_delta": Decimal(1)}, "max_delta must be in"),
+        ({"max_delta": Decimal("NaN")}, "max_delta must be in"),
     ],
 )
 def test_bad_arguments(database: str, change: dict[str, Any], message: str) -> None:
@@ -435,15 +574,17 @@ def test_dropping_the_extension_needs_cascade(server: EmbeddedServer, connection
 def test_the_commands(dpml: Dpml, database: str) -> None:
     opened = dpml(
         *("budget", "open", "census", "--epsilon", "1.0", "--delta", "1e-6", "--rule", "basic"),
-        *("--table", "people"),
+        *("--table", "people", "--min-epsilon", "0.01", "--min-delta", "0", "--max-delta", "1e-7"),
     )
     assert (opened.exit_code, opened.stderr) == (0, "")
+    assert "One run   epsilon from 0.01 to 1, delta from 0 to 1e-07\n" in opened.stdout
     assert "epsilon = 1, delta = 1e-06 by rule basic" in opened.stdout
     assert "public.people" in opened.stdout
     assert "Warning" not in opened.stdout
     charge(database)
     shown = json.loads(dpml("budget", "show", "census", "--format", "json").stdout)
     assert (shown["epsilon"], shown["left"]["loss"], shown["closed"]) == ("1.0", "0.9", False)
+    assert (shown["min_epsilon"], shown["min_delta"], shown["max_delta"]) == ("0.01", "0", "1E-7")
     listed = dpml("budget", "history", "census")
     assert "epsilon = 0.1 and delta = 0, entry" in listed.stdout
     entries = json.loads(dpml("budget", "history", "census", "--format", "json").stdout)["entries"]
@@ -504,12 +645,17 @@ def test_a_plan_says_what_it_would_cost(dpml: Dpml, database: str, tmp_path: Pat
         "cost": {"loss": "0.4", "delta": "0.000001"},
         "left": {"loss": "0.4", "delta": "0.00001"},
         "fits": True,
+        "breach": None,
     }
-    assert found[1]["fits"] is False
+    assert (found[1]["fits"], found[1]["breach"]) == (False, None)
     text = " ".join(dpml(*plan, "0.5").stdout.split())
     assert (
         "Budget census: the run costs epsilon = 0.5 and delta = 1e-06; left: epsilon = 0.4 and "
         "delta = 1e-05; the run would be refused" in text
     )
+    small = json.loads(dpml(*plan, "1e-5", "--format", "json").stdout)["budget"]
+    assert (small["fits"], least(small["breach"])) == (False, "0.0005")
+    text = " ".join(dpml(*plan, "1e-5").stdout.split())
+    assert "the run would be refused: epsilon must be at least 0.0005 for this run" in text
     dpml("budget", "close", "census")
     assert "it is closed; the run would be refused" in " ".join(dpml(*plan, "0.1").stdout.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -252,6 +253,153 @@ def test_a_request_costs_no_more_than_one_may(
     assert outcome(connection, fine)[0] == "done"
 
 
+@pytest.mark.one_major
+@pytest.mark.parametrize("rule", ["basic", "zcdp", "gdp"])
+def test_a_request_costs_no_less_than_one_must(
+    database: str, connection: psycopg.Connection, rule: str
+) -> None:
+    """By default a thousandth of the budget; the refusal names the least epsilon, which then is enough."""
+    with Database(of("owner", database)).session() as session:
+        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-5"), rule=rule)
+
+    def least(**terms: Any) -> str:
+        register(database, **terms)
+        training = {"method": "dp-gd"}
+        refused = ask(database, "m", {"privacy": {"epsilon": 1e-4, "delta": 1e-6}, "training": training})
+        serve(database)
+        state, message, charge = outcome(connection, refused)
+        assert (state, charge) == ("refused", None)
+        assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == entries(connection)
+        assert "as data set census (registered by role owner) has it" in message
+        epsilon = re.findall(r"epsilon must be at least (\S+) for this run", message)[0]
+        options = {"privacy": {"epsilon": float(epsilon), "delta": 1e-6}, "training": training}
+        accepted = ask(database, f"m{epsilon}", options)
+        serve(database)
+        assert outcome(connection, accepted)[0] == "done"
+        return str(epsilon)
+
+    by_budget = least()
+    share = "SELECT min(loss / loss_limit) FROM dpml.budget_entries JOIN dpml.budgets USING (dataset)"
+    assert Decimal("0.001") <= scalar(connection, share) < Decimal("0.00103")
+    by_owner = least(min_epsilon=Decimal("0.2"))
+    assert float(by_budget) < 0.2 <= float(by_owner)
+    assert entries(connection) == 2
+
+
+@pytest.mark.one_major
+def test_advice_stays_below_the_largest_epsilon(database: str, connection: psycopg.Connection) -> None:
+    """A smaller delta makes a Gaussian run cost less; where no epsilon makes up for it, a larger one does."""
+    with Database(of("owner", database)).session() as session:
+        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-5"), rule="gdp")
+    register(database, min_epsilon=Decimal("0.1"), max_epsilon=Decimal("0.1"))
+
+    def asked(delta: float) -> tuple[str, str, int | None]:
+        privacy = {"epsilon": 0.1, "delta": delta}
+        request = ask(database, f"m{delta}", {"privacy": privacy, "training": {"method": "dp-gd"}})
+        serve(database)
+        return outcome(connection, request)
+
+    state, message, _ = asked(1e-9)
+    assert (state, entries(connection)) == ("refused", 0)
+    assert message.startswith(
+        "delta must be larger for this run: one run must cost at least epsilon = 0.1 at"
+    )
+    state, message, _ = asked(6e-6)  # the budget converts with half of its delta
+    assert state == "refused"
+    assert "one request may cost at most epsilon = 0.1 at delta = 1e-05" in message
+
+
+@pytest.mark.one_major
+def test_requests_for_next_to_nothing_get_nothing(database: str, connection: psycopg.Connection) -> None:
+    """Hundreds of answers for a millionth of a small budget."""
+    with Database(of("owner", database)).session() as session:
+        budgets.open_budget(session, "census", epsilon=Decimal("0.001"), delta=Decimal("1e-9"), rule="gdp")
+    register(database)
+    options = {
+        "privacy": {"epsilon": 3.3e-10, "delta": 1e-18},
+        "training": {"method": "bolt-on", "lambda": 0.001},
+    }
+    with psycopg.connect(of("ana", database)) as ana:
+        file = "SELECT dpml.request('census', 'm' || i, %s) FROM generate_series(1, 100) AS i"
+        ana.execute(file, (json.dumps(options),))
+    assert len(serve(database)) == 100
+    states = connection.execute("SELECT DISTINCT state, charge FROM dpml.requests").fetchall()
+    assert states == [("refused", None)]
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
+
+
+@pytest.mark.one_major
+def test_a_request_keeps_to_the_deltas(database: str, connection: psycopg.Connection) -> None:
+    offer(database, min_delta=Decimal("1e-7"), max_delta=Decimal("1e-5"))
+
+    def asked(delta: float) -> tuple[str, str, int | None]:
+        privacy = {"epsilon": 0.1, "delta": delta}
+        request = ask(database, f"m{delta}", {"privacy": privacy, "training": {"method": "bolt-on"}})
+        serve(database)
+        return outcome(connection, request)
+
+    for delta in (0, 9e-8, 2e-5):
+        state, message, charge = asked(delta)
+        assert (state, charge) == ("refused", None)
+        assert "delta must be from 1e-07 to 1e-05, as data set census (registered by role owner)" in message
+    assert entries(connection) == 0
+    assert asked(1e-7)[0] == asked(1e-5)[0] == "done"
+    register(database, min_delta=Decimal(0))
+    assert asked(0)[0] == "done"
+
+
+@pytest.mark.one_major
+def test_an_offer_is_no_looser_than_its_budget(database: str, connection: psycopg.Connection) -> None:
+    with Database(of("owner", database)).session() as session:
+        budgets.open_budget(
+            *(session, "census"),
+            epsilon=Decimal(1),
+            delta=Decimal("1e-6"),
+            rule="basic",
+            min_epsilon=Decimal("0.1"),
+            min_delta=Decimal("1e-9"),
+            max_delta=Decimal("1e-7"),
+        )
+
+    def requests_with(texts: dict[str, str]) -> None:
+        numbers: dict[str, Any] = {key: Decimal(text) for key, text in texts.items()}
+        register(database, **numbers)
+
+    for given, message in (
+        (
+            {"min_epsilon": "0.09"},
+            "min_epsilon must be at least 0.1, as the budget of data set census (opened",
+        ),
+        ({"min_epsilon": "0.6", "max_epsilon": "0.5"}, "min_epsilon must be above 0 and at most 0.5"),
+        ({"max_epsilon": "0.05"}, "min_epsilon must be above 0 and at most 0.05"),
+        ({"min_delta": "1e-10"}, "min_delta must be at least 1e-09, as the budget"),
+        ({"max_delta": "1e-6"}, "max_delta must be at most 1e-07, as the budget"),
+        ({"min_delta": "NaN"}, "min_delta must be at least 0"),
+    ):
+        with pytest.raises(SpecError, match=re.escape(message)):
+            requests_with(given)
+    register(database)
+    query = "SELECT ARRAY[min_epsilon, max_epsilon, min_delta, max_delta] FROM dpml.datasets"
+
+    def seen() -> list[str]:
+        with psycopg.connect(of("ana", database)) as ana:
+            return [str(number) for number in scalar(ana, query)]
+
+    assert seen() == ["0.1", "1", "1E-9", "1E-7"]
+    register(database, min_epsilon=Decimal("0.2"), max_epsilon=Decimal("0.3"), min_delta=Decimal("1e-8"))
+    register(database)  # stays as it is where nothing is said
+    assert seen() == ["0.2", "0.3", "1E-8", "1E-7"]
+    register(database, min_epsilon=Decimal("0.1"))
+    # What the owner writes into the table loosens nothing either.
+    loosen = "UPDATE dpml.datasets SET min_epsilon = 1e-12, min_delta = 0, max_delta = 0.5"
+    as_role("owner", database, loosen)
+    request = ask(database, "m", {"privacy": {"epsilon": 0.01, "delta": 1e-8}, "training": TENTH["training"]})
+    serve(database)
+    state, message, _ = outcome(connection, request)
+    assert state == "refused"
+    assert "epsilon must be at least 0.1 for this run" in message
+
+
 # What an analyst cannot do
 
 
@@ -335,8 +483,8 @@ HOSTILE = [
     "ALTER TABLE dpml.requests DISABLE ROW LEVEL SECURITY",
     "SELECT pg_catalog.setval('dpml.requests_id_seq', 1)",
     "UPDATE dpml.datasets SET max_epsilon = 100",
-    "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, max_epsilon, max_passes) "
-    "VALUES ('census', 'ana', 'people', 'postgres', '', 9, 9)",
+    "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, "
+    "max_delta, max_passes) VALUES ('census', 'ana', 'people', 'postgres', '', 1, 9, 0, 0, 9)",
     "SELECT FROM dpml.budgets",
     "SELECT FROM dpml.ledger",
     "SET session_replication_role = replica",
@@ -624,6 +772,7 @@ def test_what_became_of_a_request_stays(database: str, connection: psycopg.Conne
         (SPEC.replace('"people"', '"people"\nunit = "id"'), {}, GuaranteeError, "is for no unit"),
         (SPEC, {"role": "nobody"}, SpecError, "role: there is no role called nobody"),
         (SPEC, {"max_epsilon": Decimal("NaN")}, SpecError, "max_epsilon must be"),
+        (SPEC, {"min_epsilon": Decimal("NaN")}, SpecError, "min_epsilon must be"),
         (SPEC, {"max_passes": 0}, SpecError, "max_passes must be"),
         ("table =", {}, SpecError, "is not a TOML file"),
     ],
@@ -809,11 +958,19 @@ def test_the_commands(database: str, connection: psycopg.Connection, tmp_path: P
     done = dpml("dataset", "register", "census", str(spec), "--max-epsilon", "0.5", "--max-passes", "10")
     assert (done.exit_code, done.stdout) == (
         0,
-        'census: table "public"."people", offered to role dpml_analyst; epsilon up to 0.5 and 10 passes a '
-        "request; served by role owner\n",
+        'census: table "public"."people", offered to role dpml_analyst; epsilon from 0.0234 to 0.5, '
+        "delta from 0 to 1e-05 and up to 10 passes a request; served by role owner\n",
     )
     listed = dpml("dataset", "list", "--format", "json", role="ana")
-    assert [found["max_epsilon"] for found in json.loads(listed.stdout)["datasets"]] == ["0.5"]
+    (found,) = json.loads(listed.stdout)["datasets"]
+    assert [found[key] for key in ("min_epsilon", "max_epsilon")] == ["0.0234", "0.5"]
+    assert [found[key] for key in ("min_delta", "max_delta")] == ["0", "0.00001"]
+    changed = dpml(
+        *("dataset", "register", "census", str(spec), "--format", "json"),
+        *("--min-epsilon", "0.03", "--min-delta", "1e-9", "--max-delta", "1e-6"),
+    )
+    found = json.loads(changed.stdout)
+    assert [found[key] for key in ("min_epsilon", "min_delta", "max_delta")] == ["0.03", "1E-9", "0.000001"]
     request = ask(database, "m")
     done = dpml("serve", "--once")
     assert (done.exit_code, done.stdout) == (0, "")

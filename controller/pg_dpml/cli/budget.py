@@ -11,7 +11,7 @@ import typer
 
 import pg_dpml
 from pg_dpml import budgets
-from pg_dpml.cli.framework import Output, app, command, decimal
+from pg_dpml.cli.framework import Output, app, command, decimal, optional_decimal
 from pg_dpml.database import Session
 from pg_dpml.privacy.budget import RULES, Cost
 
@@ -35,8 +35,16 @@ def open_(
     relation: Annotated[
         pg_dpml.Relation, typer.Option(help="Which tables count as neighbours.")
     ] = pg_dpml.Relation.REPLACE_ONE,
+    min_epsilon: Annotated[
+        str | None,
+        typer.Option(help="What one run must cost at least. Default: a thousandth of the budget."),
+    ] = None,
+    min_delta: Annotated[str, typer.Option(help="Least delta of one run.")] = "0",
+    max_delta: Annotated[
+        str | None, typer.Option(help="Largest delta of one run. Default: that of the budget.")
+    ] = None,
 ) -> None:
-    """Open the budget of a data set. It is never made larger, and its rule never changes."""
+    """Open the budget of a data set. It is never made larger, and its rule and terms never change."""
     with output.session() as session:
         opened = budgets.open_budget(
             session,
@@ -47,6 +55,9 @@ def open_(
             relation=relation,
             unit=unit,
             tables=tuple(table or ()),
+            min_epsilon=optional_decimal(min_epsilon, "--min-epsilon"),
+            min_delta=decimal(min_delta, "--min-delta"),
+            max_delta=optional_decimal(max_delta, "--max-delta"),
         )
         state = _State.of(session, opened)
     output.print(state.text, state.record)
@@ -107,6 +118,7 @@ class _State:
             ("Data set", budget.dataset),
             ("Budget", budget.meaning),
             ("Protects", f"{budget.relation.meaning}; unit: {budget.unit or 'a row'}"),
+            ("One run", budget.terms.meaning),
             ("Tables", ", ".join(budget.tables) or "none; runs name the data set in their spec"),
             ("Opened", f"{budget.opened_at:%Y-%m-%d %H:%M %Z} by {budget.opened_by}"),
             ("Entries", f"{left.entries}"),

@@ -70,6 +70,11 @@ def decimal(text: str, option: str) -> Decimal:
         raise pg_dpml.SpecError(f"{option} must be a number, not {text}") from None
 
 
+def optional_decimal(text: str | None, option: str) -> Decimal | None:
+    """As `decimal`, of an option that may be left out."""
+    return None if text is None else decimal(text, option)
+
+
 Dsn = Annotated[
     str, typer.Option("--dsn", "-d", help="libpq connection string, no password. Default: PG* variables.")
 ]

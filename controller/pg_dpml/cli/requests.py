@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pg_dpml import requests
-from pg_dpml.cli.framework import Output, Spec, app, command, decimal
+from pg_dpml.cli.framework import Output, Spec, app, command, optional_decimal
 from pg_dpml.database import Database, sql
 from pg_dpml.spec import read_text
 
@@ -27,8 +27,18 @@ def register(
     role: Annotated[
         str | None, typer.Option(help="Its members may request models. Default: as before, or dpml_analyst.")
     ] = None,
+    min_epsilon: Annotated[
+        str | None,
+        typer.Option(help="What a request must cost at least. Default: as before, or the budget's."),
+    ] = None,
     max_epsilon: Annotated[
         str | None, typer.Option(help="Largest epsilon of one request. Default: as before, or the budget's.")
+    ] = None,
+    min_delta: Annotated[
+        str | None, typer.Option(help="Least delta of one request. Default: as before, or the budget's.")
+    ] = None,
+    max_delta: Annotated[
+        str | None, typer.Option(help="Largest delta of one request. Default: as before, or the budget's.")
     ] = None,
     max_passes: Annotated[
         int | None, typer.Option(help="Most passes of one request. Default: as before, or 1000.")
@@ -41,7 +51,10 @@ def register(
             dataset,
             read_text(spec),
             role=role,
-            max_epsilon=None if max_epsilon is None else decimal(max_epsilon, "--max-epsilon"),
+            min_epsilon=optional_decimal(min_epsilon, "--min-epsilon"),
+            max_epsilon=optional_decimal(max_epsilon, "--max-epsilon"),
+            min_delta=optional_decimal(min_delta, "--min-delta"),
+            max_delta=optional_decimal(max_delta, "--max-delta"),
             max_passes=max_passes,
         )
     output.print(_text(registered), _record(registered))
@@ -83,8 +96,8 @@ def serve(
 def _text(dataset: requests.Dataset) -> str:
     whom = f"role {dataset.role}" if dataset.offered else "nobody: it was withdrawn"
     return (
-        f"{dataset.name}: table {dataset.source}, offered to {whom}; epsilon up to {dataset.max_epsilon} "
-        f"and {dataset.max_passes} passes a request; served by role {dataset.registered_by}"
+        f"{dataset.name}: table {dataset.source}, offered to {whom}; {dataset.terms.meaning} and "
+        f"up to {dataset.max_passes} passes a request; served by role {dataset.registered_by}"
     )
 
 
@@ -94,7 +107,10 @@ def _record(dataset: requests.Dataset) -> dict[str, Any]:
         "table": dataset.source,
         "role": dataset.role,
         "offered": dataset.offered,
+        "min_epsilon": str(dataset.min_epsilon),
         "max_epsilon": str(dataset.max_epsilon),
+        "min_delta": str(dataset.min_delta),
+        "max_delta": str(dataset.max_delta),
         "max_passes": dataset.max_passes,
         "registered_by": dataset.registered_by,
         "registered_at": str(dataset.registered_at),

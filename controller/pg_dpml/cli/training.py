@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.report_html import comparison_html
 from pg_dpml.rows import resolve
 from pg_dpml.spec import METHODS
-from pg_dpml.train import alternatives
+from pg_dpml.train import alternatives, priced_at
 
 _KEEP = """
 The server runs until you press Ctrl-C. In another terminal, and then as README.md, "Five minutes", goes on:
@@ -45,11 +46,18 @@ def plan(
     decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
     others = () if privacy is None else alternatives(decided.problem, privacy)
     outlook = None
-    if decided.guarantee is not None and decided.noise is not None:
+    if privacy is not None and decided.guarantee is not None and decided.noise is not None:
         gaussian = gaussian_part(decided.noise)
         with output.session() as session:
             table = resolve(session, data).table
-            outlook = budgets.outlook(session, table, decided.guarantee, gaussian, dataset=data.dataset)
+            outlook = budgets.outlook(
+                session,
+                table,
+                decided.guarantee,
+                gaussian,
+                dataset=data.dataset,
+                at_epsilon=partial(priced_at, decided.problem, privacy, training),
+            )
     output.print(report.plan_text(decided, others, outlook), report.plan_record(decided, others, outlook))
 
 
