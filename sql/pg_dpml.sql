@@ -261,6 +261,7 @@ CREATE TABLE dpml.datasets (
 	min_delta numeric NOT NULL CHECK (min_delta >= 0),
 	max_delta numeric NOT NULL CHECK (max_delta >= min_delta AND max_delta < 1),
 	max_passes int NOT NULL,
+	allow_certified boolean NOT NULL DEFAULT false,
 	offered boolean NOT NULL DEFAULT true
 );
 COMMENT ON TABLE dpml.datasets IS 'data sets of which models may be requested, by dpml.request or dpml.train';
@@ -277,6 +278,8 @@ COMMENT ON COLUMN dpml.datasets.max_epsilon IS 'largest epsilon of one request';
 COMMENT ON COLUMN dpml.datasets.min_delta IS 'least delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_delta IS 'largest delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes that one request may name';
+COMMENT ON COLUMN dpml.datasets.allow_certified IS
+'whether a request may have solver = certified, whose number of passes depends on the rows and can be counted in pg_stat_io';
 COMMENT ON COLUMN dpml.datasets.offered IS 'false once it was withdrawn';
 
 CREATE TABLE dpml.requests (
@@ -771,7 +774,8 @@ CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}, "training":
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
 CALL goes outside a transaction block only, and a request is seen once it is committed.
 What is committed is run and charged, even if the session ends.
-privacy: epsilon, delta, relation. training: method and its options, as in the topic train.'
+privacy: epsilon, delta, relation. training: method and its options, as in the topic train; of bolt-on with lambda the
+default is solver sgd, unless the data set has allow_certified.'
 WHEN 'privacy' THEN
 'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with
 probability delta, whatever else an attacker knows. From even odds: epsilon 0.1 to 52.5 %, 1 to 73.1 %, 3 to 95.3 %.
@@ -892,8 +896,10 @@ BEGIN
 				privacy, training, charge)
 			ON TABLE dpml.models TO dpml_curator;
 		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_curator;
-		GRANT INSERT (name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes),
-			UPDATE (role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes, offered)
+		GRANT INSERT (name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes,
+				allow_certified),
+			UPDATE (role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes,
+				allow_certified, offered)
 			ON TABLE dpml.datasets TO dpml_curator;
 		GRANT UPDATE (state, message, charge) ON TABLE dpml.requests TO dpml_curator;
 		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;

@@ -66,6 +66,8 @@ class Terms:
         budget's delta, by the budget's rule and relation.
     min_delta, max_delta : Decimal
         Bounds on the delta of its own guarantee, 0 <= min_delta <= max_delta < 1.
+    any_passes : bool
+        Whether the number of its passes may depend on the rows.
     """
 
     source: str
@@ -73,6 +75,7 @@ class Terms:
     max_epsilon: Decimal
     min_delta: Decimal
     max_delta: Decimal
+    any_passes: bool = True
 
     def __post_init__(self) -> None:
         if not (self.max_epsilon.is_finite() and self.max_epsilon > 0):

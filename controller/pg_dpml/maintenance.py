@@ -97,6 +97,7 @@ def examine(session: Session, table: str | None = None) -> list[Check]:
     if _installed(session) is not None:
         follow_ups: list[Callable[[Session], Check]] = [_module, _roles, _rights, _left_behind]
         checks += [check(session) for check in follow_ups]
+        checks += _statistics(session)
     return checks if table is None else [*checks, _readable(session, table)]
 
 
@@ -297,6 +298,47 @@ def _readable(session: Session, table: str) -> Check:
         note = f"all but {', '.join(refused)}, which no spec can name then"
         return Check("table", True, f"{role} may read columns of {name}", note=note)
     return Check("table", True, f"{role} may read {name}")
+
+
+def _statistics(session: Session) -> list[Check]:
+    """What other roles can count of the runs of a role that serves requests; nothing for any other role.
+
+    Source: privacy/README.md, "Training for others".
+    """
+    offers = session.attempt(
+        lambda: session.fetch(
+            sql.SQL(
+                "SELECT name, allow_certified FROM dpml.datasets "
+                "WHERE offered AND registered_by = current_user ORDER BY name"
+            )
+        )
+    )
+    if isinstance(offers, DpmlError) or not offers:
+        return []
+    role, statements, blocks = session.fetch_one(
+        sql.SQL(
+            "SELECT pg_catalog.quote_ident(current_user), "
+            "coalesce(pg_catalog.current_setting('pg_stat_statements.track', true), 'none') <> 'none', "
+            "pg_catalog.to_regclass('pg_catalog.pg_stat_io') IS NOT NULL"
+        )
+    )
+    notes = []
+    if statements:
+        notes.append(
+            "pg_stat_statements shows other roles how many statements, rows and blocks a run took, which may "
+            f"depend on its rows: as a superuser, ALTER ROLE {role} SET pg_stat_statements.track = 'none'"
+        )
+    certified = [name for name, allowed in offers if allowed]
+    if certified and blocks:
+        notes.append(
+            "pg_stat_io shows every role how many blocks were read, and so the passes of a certified run, "
+            f"which depend on its rows: such runs are allowed on {', '.join(certified)}, until "
+            "dpml dataset register --no-allow-certified"
+        )
+    found = (
+        "they show other roles what depends on rows" if notes else "none known to show what depends on rows"
+    )
+    return [Check("statistics", True, found, note="; ".join(notes))]
 
 
 def _left_behind(session: Session) -> Check:

@@ -68,6 +68,7 @@ class Dataset:
     min_delta: Decimal
     max_delta: Decimal
     max_passes: int
+    allow_certified: bool
     offered: bool
 
     @property
@@ -79,6 +80,7 @@ class Dataset:
             self.max_epsilon,
             self.min_delta,
             self.max_delta,
+            self.allow_certified,
         )
 
     @property
@@ -132,6 +134,7 @@ def register(
     min_delta: Decimal | None = None,
     max_delta: Decimal | None = None,
     max_passes: int | None = None,
+    allow_certified: bool | None = None,
 ) -> Dataset:
     """Offer models of a data set to a role, or change the offer; only services of the current role serve it.
 
@@ -153,6 +156,9 @@ def register(
         Bounds on the delta of one request. None: the budget's.
     max_passes : int or None
         Most passes that one request may name, at least 1; None: 1,000.
+    allow_certified : bool or None
+        Whether a request may have solver = certified, whose number of passes depends on the rows and can be
+        counted by other roles of the server. None: False.
 
     Returns
     -------
@@ -186,6 +192,8 @@ def register(
     terms.require_within(budget.terms)
     if max_passes is None:
         max_passes = MOST_PASSES if before is None else before.max_passes
+    if allow_certified is None:
+        allow_certified = before is not None and before.allow_certified
     if not 1 <= max_passes <= 10**6:
         raise SpecError(f"max_passes must be in [1, {10**6}], not {max_passes}")
     registry.require_role(session, role, "role")
@@ -200,22 +208,24 @@ def register(
         "min_delta": terms.min_delta,
         "max_delta": terms.max_delta,
         "max_passes": max_passes,
+        "allow_certified": allow_certified,
     }
     changed = session.execute(
         sql.SQL(
             "UPDATE dpml.datasets SET role = %(role)s, source = %(source)s, source_owner = %(source_owner)s, "
             "spec = %(spec)s, min_epsilon = %(min_epsilon)s, max_epsilon = %(max_epsilon)s, "
             "min_delta = %(min_delta)s, max_delta = %(max_delta)s, max_passes = %(max_passes)s, "
-            "offered = true WHERE name = %(name)s AND registered_by = current_user"
+            "allow_certified = %(allow_certified)s, offered = true "
+            "WHERE name = %(name)s AND registered_by = current_user"
         ),
         values,
     )
     added = changed or session.execute(
         sql.SQL(
             "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, min_epsilon, max_epsilon, "
-            "min_delta, max_delta, max_passes) VALUES (%(name)s, %(role)s, %(source)s, %(source_owner)s, "
-            "%(spec)s, %(min_epsilon)s, %(max_epsilon)s, %(min_delta)s, %(max_delta)s, %(max_passes)s) "
-            "ON CONFLICT DO NOTHING"
+            "min_delta, max_delta, max_passes, allow_certified) VALUES (%(name)s, %(role)s, %(source)s, "
+            "%(source_owner)s, %(spec)s, %(min_epsilon)s, %(max_epsilon)s, %(min_delta)s, %(max_delta)s, "
+            "%(max_passes)s, %(allow_certified)s) ON CONFLICT DO NOTHING"
         ),
         values,
     )
@@ -321,7 +331,7 @@ def serve_next(database: Database) -> Served | None:
 
 _DATASETS = sql.SQL(
     "SELECT name, registered_at, registered_by, role, source, source_owner, spec, min_epsilon, max_epsilon, "
-    "min_delta, max_delta, max_passes, offered FROM dpml.datasets "
+    "min_delta, max_delta, max_passes, allow_certified, offered FROM dpml.datasets "
 )
 
 _UNFINISHED = sql.SQL("FROM dpml.requests q WHERE q.dataset = d.name AND q.state IN ('waiting', 'running')")
@@ -424,6 +434,8 @@ def _train(database: Database, request: _Request) -> None:
         raise SpecError(f"epsilon must be at most {dataset.max_epsilon} a request, not {privacy.epsilon:g}")
     if training.passes is not None and training.passes > dataset.max_passes:
         raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {training.passes}")
+    if training.method == "bolt-on" and training.solver is None and not dataset.allow_certified:
+        training = replace(training, solver="sgd")  # not certified, which lambda would make the default
     train_model(
         database,
         data,

@@ -551,7 +551,8 @@ class TrainSpec:
         does not use is refused.
     solver : str or None
         Of "bolt-on": "sgd", or "certified", the minimiser itself, which needs lambda > 0. None takes
-        "certified" where lambda > 0 and no option of SGD is given.
+        "certified" where lambda > 0 and no option of SGD is given, but in requests only if the data set
+        allows it.
     loss : str or None
         "logistic", "huber_svm" (two classes), "softmax" (several), "squared" (a number).
     passes : int or None

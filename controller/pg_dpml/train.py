@@ -219,6 +219,12 @@ def train_model(
         resolved = resolve(session, data)
         n_rows = count_units(session, resolved)
         decided = decide(resolved, n_rows, data, privacy, training)
+        if terms is not None and not terms.any_passes and decided.work.passes is None:
+            raise SpecError(
+                "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
+                f"{terms.source}, as that number can be counted on the server: take solver = sgd, or ask for "
+                "dpml dataset register --allow-certified"
+            )
         if owner is not None:
             registry.require_role(session, owner, "owner")
         charged = _charge(session, resolved, decided, data, privacy, training, name, request, terms)

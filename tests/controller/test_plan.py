@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -18,7 +19,8 @@ from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import SCHEDULES, PrivacySpec, TrainSpec
+from pg_dpml.spec import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, PrivacySpec, TrainSpec
+from pg_dpml.train import plan_problem
 
 PROBLEMS = {
     "logistic": Problem(90, 4, 1, "binary"),
@@ -223,6 +225,19 @@ def test_passes_are_fixed_beforehand() -> None:
         assert plan.private
         assert plan.tolerance is None
         assert plan.work.passes == training.get("passes", bolt().work.passes)
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in NOT_PRIVATE_METHODS])
+@pytest.mark.parametrize("delta", [None, 0.0])
+def test_a_plan_says_whether_its_passes_depend_on_the_rows(method: str, delta: float | None) -> None:
+    """Requests need the owner's word for those; only of bolt-on with lambda can a private run have them."""
+    problems = [ADULT, Problem(30_000, 5, 1, "regression"), Problem(30_000, 5, 3, "multiclass")]
+    lambdas = (None, 1e-3) if "lambda_" in METHOD_OPTIONS[method] else (None,)
+    for problem, lambda_ in itertools.product(problems, lambdas):
+        training = TrainSpec(method=method, lambda_=lambda_)
+        with contextlib.suppress(SpecError, GuaranteeError):  # which refuse the combination
+            plan = plan_problem(problem, PrivacySpec(1.0, delta), training)
+            assert (plan.work.passes is None) == (method == "bolt-on" and lambda_ is not None)
 
 
 @pytest.mark.parametrize(

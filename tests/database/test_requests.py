@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml import budgets, requests
+from pg_dpml import budgets, maintenance, requests
 from pg_dpml.cli import app
 from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer, find_pg_config
@@ -314,15 +314,15 @@ def test_requests_for_next_to_nothing_get_nothing(database: str, connection: psy
     """Hundreds of answers for a millionth of a small budget."""
     with Database(of("owner", database)).session() as session:
         budgets.open_budget(session, "census", epsilon=Decimal("0.001"), delta=Decimal("1e-9"), rule="gdp")
-    register(database)
+    register(database, allow_certified=True)
     options = {
         "privacy": {"epsilon": 3.3e-10, "delta": 1e-18},
         "training": {"method": "bolt-on", "lambda": 0.001},
     }
     with psycopg.connect(of("ana", database)) as ana:
-        file = "SELECT dpml.request('census', 'm' || i, %s) FROM generate_series(1, 100) AS i"
+        file = "SELECT dpml.request('census', 'm' || i, %s) FROM generate_series(1, 40) AS i"
         ana.execute(file, (json.dumps(options),))
-    assert len(serve(database)) == 100
+    assert len(serve(database)) == 40
     states = connection.execute("SELECT DISTINCT state, charge FROM dpml.requests").fetchall()
     assert states == [("refused", None)]
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
@@ -398,6 +398,76 @@ def test_an_offer_is_no_looser_than_its_budget(database: str, connection: psycop
     state, message, _ = outcome(connection, request)
     assert state == "refused"
     assert "epsilon must be at least 0.1 for this run" in message
+
+
+CERTIFIED = {"method": "bolt-on", "lambda": 0.01, "solver": "certified"}
+
+
+@pytest.mark.one_major
+def test_passes_that_depend_on_rows_need_the_owners_word(
+    database: str, connection: psycopg.Connection
+) -> None:
+    offer(database, epsilon="10")
+
+    def asked(**training: Any) -> tuple[str, str, int | None]:
+        model = f"m{scalar(connection, 'SELECT count(*) FROM dpml.requests')}"
+        request = ask(database, model, {"privacy": {"epsilon": 1, "delta": 1e-6}, "training": training})
+        serve(database)
+        return outcome(connection, request)
+
+    def passes() -> int | None:
+        query = "SELECT (training ->> 'passes')::int FROM dpml.models ORDER BY charge DESC LIMIT 1"
+        return scalar(connection, query)  # type: ignore[no-any-return]
+
+    state, message, charge = asked(**CERTIFIED)
+    assert (state, charge, entries(connection)) == ("refused", None, 0)
+    assert "is not allowed by data set census (registered by role owner)" in message
+    assert "take solver = sgd, or ask for dpml dataset register --allow-certified" in message
+    by_default = {key: CERTIFIED[key] for key in ("method", "lambda")}
+    assert asked(**by_default)[0] == "done"
+    assert passes() is not None
+    as_role("owner", database, "UPDATE dpml.datasets SET allow_certified = true")
+    for training in (CERTIFIED, by_default):
+        assert asked(**training)[0] == "done"
+        assert passes() is None
+    register(database)  # stays as it is where nothing is said
+    assert asked(**CERTIFIED)[0] == "done"
+    register(database, allow_certified=False)
+    assert asked(**CERTIFIED)[0] == "refused"
+
+
+def test_the_doctor_knows_what_others_can_count(
+    server: EmbeddedServer, database: str, connection: psycopg.Connection
+) -> None:
+    """Of the runs of a role that serves requests, by views of PostgreSQL and its extensions."""
+
+    def notes() -> list[str]:
+        with Database(of("owner", database)).session() as session:
+            checks = maintenance.examine(session)
+        assert all(check.ok for check in checks)
+        return [check.note for check in checks if check.name == "statistics"]
+
+    assert notes() == []
+    offer(database)
+    assert notes() == [""]
+    register(database, allow_certified=True)
+    counted = "such runs are allowed on census, until dpml dataset register --no-allow-certified"
+    assert (counted in notes()[0]) is (server.major >= 16)  # PostgreSQL 15 has no pg_stat_io
+    register(database, allow_certified=False)
+    assert notes() == [""]
+    try:
+        # As if pg_stat_statements were loaded, which these servers do not have.
+        connection.execute("ALTER ROLE owner SET pg_stat_statements.track = 'top'")
+        assert "as a superuser, ALTER ROLE owner SET pg_stat_statements.track = 'none'" in notes()[0]
+        withdraw(database)
+        assert notes() == []
+        register(database)
+        connection.execute("ALTER ROLE owner SET pg_stat_statements.track = 'none'")
+        assert notes() == [""]
+    finally:
+        connection.execute("ALTER ROLE owner RESET ALL")
+    with Database(of("eve", database)).session() as session:
+        assert "statistics" not in [check.name for check in maintenance.examine(session)]
 
 
 # What an analyst cannot do
@@ -483,6 +553,7 @@ HOSTILE = [
     "ALTER TABLE dpml.requests DISABLE ROW LEVEL SECURITY",
     "SELECT pg_catalog.setval('dpml.requests_id_seq', 1)",
     "UPDATE dpml.datasets SET max_epsilon = 100",
+    "UPDATE dpml.datasets SET allow_certified = true",
     "INSERT INTO dpml.datasets (name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, "
     "max_delta, max_passes) VALUES ('census', 'ana', 'people', 'postgres', '', 1, 9, 0, 0, 9)",
     "SELECT FROM dpml.budgets",
@@ -967,8 +1038,10 @@ def test_the_commands(database: str, connection: psycopg.Connection, tmp_path: P
     assert [found[key] for key in ("min_delta", "max_delta")] == ["0", "0.00001"]
     changed = dpml(
         *("dataset", "register", "census", str(spec), "--format", "json"),
-        *("--min-epsilon", "0.03", "--min-delta", "1e-9", "--max-delta", "1e-6"),
+        *("--min-epsilon", "0.03", "--min-delta", "1e-9", "--max-delta", "1e-6", "--allow-certified"),
     )
+    assert (found["allow_certified"], json.loads(changed.stdout)["allow_certified"]) == (False, True)
+    assert "10 passes a request, solver certified allowed; served by" in dpml("dataset", "list").stdout
     found = json.loads(changed.stdout)
     assert [found[key] for key in ("min_epsilon", "min_delta", "max_delta")] == ["0.03", "1E-9", "0.000001"]
     request = ask(database, "m")

@@ -43,6 +43,13 @@ def register(
     max_passes: Annotated[
         int | None, typer.Option(help="Most passes of one request. Default: as before, or 1000.")
     ] = None,
+    allow_certified: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-certified/--no-allow-certified",
+            help="Allow solver = certified, whose passes other roles can count. Default: as before, or no.",
+        ),
+    ] = None,
 ) -> None:
     """Offer a data set that has a budget, or change the offer; `dpml serve` of this role trains on it."""
     with output.session() as session:
@@ -56,6 +63,7 @@ def register(
             min_delta=optional_decimal(min_delta, "--min-delta"),
             max_delta=optional_decimal(max_delta, "--max-delta"),
             max_passes=max_passes,
+            allow_certified=allow_certified,
         )
     output.print(_text(registered), _record(registered))
 
@@ -94,10 +102,11 @@ def serve(
 
 
 def _text(dataset: requests.Dataset) -> str:
+    certified = ", solver certified allowed" if dataset.allow_certified else ""
     whom = f"role {dataset.role}" if dataset.offered else "nobody: it was withdrawn"
     return (
         f"{dataset.name}: table {dataset.source}, offered to {whom}; {dataset.terms.meaning} and "
-        f"up to {dataset.max_passes} passes a request; served by role {dataset.registered_by}"
+        f"up to {dataset.max_passes} passes a request{certified}; served by role {dataset.registered_by}"
     )
 
 
@@ -112,6 +121,7 @@ def _record(dataset: requests.Dataset) -> dict[str, Any]:
         "min_delta": str(dataset.min_delta),
         "max_delta": str(dataset.max_delta),
         "max_passes": dataset.max_passes,
+        "allow_certified": dataset.allow_certified,
         "registered_by": dataset.registered_by,
         "registered_at": str(dataset.registered_at),
         "spec": dataset.spec,
