@@ -3,15 +3,48 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-from pg_dpml.database import Database, Session, sql
+from pg_dpml.database import Database, Session, raised_by_server, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted
 
-__all__ = ["run_charged"]
+__all__ = ["failure_text", "run_charged"]
 
 Outcome = TypeVar("Outcome")
+
+_log = logging.getLogger("pg_dpml")
+
+
+def failure_text(error: Exception, what: str, outcome: str) -> str:
+    """What is told of an error whose own text may quote a row: where it arose, and which log says more.
+
+    The server logs what it raises; of any other error the kind and the place in the code are logged here.
+
+    Parameters
+    ----------
+    error : Exception
+    what : str
+        That failed, such as "the run".
+    outcome : str
+        What there is, and is not, now.
+    """
+    if raised_by_server(error):
+        return (
+            f"{what} failed on the server and {outcome}. The server's log has the reason; it is not shown "
+            "because it may quote a row"
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    places = (f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    _log.error("dpml: %s failed by a %s at %s", what, type(error).__name__, ", ".join(places))
+    return (
+        f"{what} failed in dpml, not on the server, and {outcome}. The log of dpml (Python's logger pg_dpml, "
+        "else standard error) has the kind and place of the error; its text is not shown because it may "
+        "quote a row"
+    )
 
 
 def run_charged(
@@ -19,7 +52,8 @@ def run_charged(
     work: Callable[[Session], Outcome],
     *,
     charged: bool,
-    failed: str,
+    what: str,
+    undone: str,
     interrupted: str,
     spent: str,
 ) -> Outcome:
@@ -32,10 +66,14 @@ def run_charged(
         Gets the session; what it returns is returned.
     charged : bool
         False for what is not private: its errors are shown as they are.
-    failed, interrupted : str
-        First part of the message, without a word about the rows.
+    what : str
+        That may fail, such as "the run".
+    undone : str
+        What there is not, then.
+    interrupted : str
+        The same of an interrupt, without a word about the rows.
     spent : str
-        Its last part.
+        What stays charged.
 
     Raises
     ------
@@ -66,10 +104,9 @@ def run_charged(
             raise
         cause = error.cause if isinstance(error, DpmlError) else None
         if cause is not None:
-            text = f"{failed}: {cause}; {spent}"
+            text = f"{what} failed on the server and {undone}: {cause}; {spent}"
         else:
-            reason = "The server's log has the reason; it is not shown because it may quote a row"
-            text = f"{failed}; {spent}. {reason}"
+            text = failure_text(error, what, f"{undone}; {spent}")
         failure = RunFailedError(text)
     except BaseException as interrupt:  # Ctrl-C, or what a callback ends the program with
         failure = RunInterrupted(f"{interrupted}; {spent}", type(interrupt))

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pg_dpml import scoring
+from pg_dpml.charged import failure_text
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
 from pg_dpml.methods.job import Job, Progress
@@ -293,21 +294,18 @@ def _measure_splits(
     SpecError
         If a test portion has no figure.
     RunFailedError
-        In place of an error of the server that may quote a private row.
+        In place of an error that may quote a private row.
     """
     try:
         with owner_stamp(not public):
             return _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
     except DpmlError:
         raise
-    except Exception:
+    except Exception as error:
         if public:
             raise
-    # Outside the except block: the server's error is no part of this one.
-    raise RunFailedError(
-        "the comparison failed on the server; nothing was charged or stored. The server's log has the "
-        "reason; it is not shown because it may quote a row"
-    )
+        failure = RunFailedError(failure_text(error, "the comparison", "nothing was charged or stored"))
+    raise failure  # outside the except block: the error is no part of this one
 
 
 def _measure_each_split(

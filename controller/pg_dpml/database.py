@@ -312,7 +312,9 @@ class Session:
         except psycopg.Error:
             pass
         # Outside the except block: the server's error, which may quote a row, is no part of this one.
-        raise SpecError(failed)
+        refusal = SpecError(failed)
+        refusal.by_server = True
+        raise refusal
 
     def _escaped(self, query: sql.Composable) -> sql.Composed:
         """With the percent signs of identifiers and literals doubled: psycopg looks for placeholders."""
@@ -665,11 +667,20 @@ def _grant(primary: str, role: str) -> str:
 def _translate(error: BaseException | None, role: str = "", *, connected: bool = True) -> DpmlError:
     """A server error as ours: the first line of its message, never its detail or context."""
     translated = _in_our_words(error, role, connected=connected)
+    translated.by_server = raised_by_server(error)
     if isinstance(error, psycopg.Error) and error.sqlstate:
         translated.cause = _CAUSES.get(error.sqlstate)
     elif isinstance(error, psycopg.OperationalError):
         translated.cause = _LOST
     return translated
+
+
+def raised_by_server(error: BaseException | None) -> bool:
+    """Whether the server raised an error, ours or the driver's, so that its log has it in full."""
+    if isinstance(error, DpmlError):
+        return error.by_server
+    original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+    return isinstance(original, psycopg.Error) and original.sqlstate is not None
 
 
 def _in_our_words(error: BaseException | None, role: str, *, connected: bool) -> DpmlError:

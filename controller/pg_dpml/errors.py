@@ -31,10 +31,13 @@ class DpmlError(Exception):
     ----------
     cause : str or None
         What befell server or connection, in words of ours, which quote no row; None for anything else.
+    by_server : bool
+        Whether the server raised it, whose log then has it in full.
     """
 
     exit_code = 1
     cause: str | None = None
+    by_server: bool = False
 
 
 class SpecError(DpmlError):

@@ -121,7 +121,8 @@ def release_error(
         database,
         exact,
         charged=True,
-        failed="the evaluation failed on the server and nothing was released",
+        what="the evaluation",
+        undone="nothing was released",
         interrupted="interrupted: nothing was released",
         spent=spent,
     )

@@ -236,7 +236,8 @@ def train_model(
         database,
         lambda session: _run(session, resolved, decided, data, name, charge, progress, tuning, owner),
         charged=charge is not None,
-        failed="the run failed on the server and no model was stored",
+        what="the run",
+        undone="no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
         spent=spent_text(decided.guarantee, charge),
     )

@@ -182,7 +182,8 @@ def _tune_privately(
         database,
         lambda session: _run(session, tuning, charge, report),
         charged=True,
-        failed="the run failed on the server and no model was stored",
+        what="the run",
+        undone="no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
         spent=spent_text(tuning.guarantee, charge),
     )

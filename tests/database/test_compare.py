@@ -295,6 +295,21 @@ def test_server_errors_on_private_rows_quote_none(database: str, connection: psy
         connection.execute("DROP VIEW poisoned")
 
 
+@pytest.mark.one_major
+def test_our_own_errors_on_private_rows_quote_none(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("SECRET")
+
+    monkeypatch.setattr(importlib.import_module("pg_dpml.compare"), "run_method", fail)
+    with pytest.raises(RunFailedError, match="failed in dpml, not on the server, and nothing was") as failure:
+        pg_dpml.compare(database, people.spec(), methods=["bolt-on"], splits=1, owner=True)
+    assert "the comparison failed by a ValueError at compare.py:" in caplog.text
+    assert "SECRET" not in caplog.text + str(failure.value)
+    assert failure.value.__context__ is None
+
+
 def test_interrupted(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -715,6 +715,26 @@ def test_an_unexpected_error_is_not_quoted(
     assert outcome(connection, other) == ("failed", text.format("DpmlError"), None)
 
 
+@pytest.mark.one_major
+def test_an_error_of_the_service_is_found_in_its_own_log(
+    database: str, connection: psycopg.Connection
+) -> None:
+    """The kind and the place, not the text: as the server's log, it is the owner's to read."""
+    broken = """import importlib
+def fail(*_, **__): raise ValueError('SECRET')
+importlib.import_module('pg_dpml.train').released_model = fail
+from pg_dpml.cli import main; main()"""
+    offer(database)
+    request = ask(database, "m")
+    command = (sys.executable, "-c", broken, *SERVE[3:], of("owner", database))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert re.search(r"^dpml: the run failed by a ValueError at charged\.py:", done.stderr, re.MULTILINE)
+    state, message, charge = outcome(connection, request)
+    assert (done.returncode, state, charge is None) == (0, "failed", False)
+    assert "the run failed in dpml, not on the server, and no model was stored" in message
+    assert "SECRET" not in message + done.stderr + done.stdout
+
+
 # What has changed since the data set was registered
 
 

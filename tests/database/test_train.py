@@ -428,6 +428,57 @@ def test_a_failed_run_stays_charged_and_quotes_nothing(
     assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0
 
 
+@pytest.mark.one_major
+def test_an_error_that_is_not_the_servers_is_in_our_log(
+    database: str,
+    connection: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("SECRET")
+
+    monkeypatch.setattr(importlib.import_module("pg_dpml.train"), "released_model", fail)
+    with pytest.raises(RunFailedError) as failure:
+        pg_dpml.train(database, people.spec(), PRIVACY, name="m")
+    (entry,) = ledger(connection)
+    assert str(failure.value) == (
+        "the run failed in dpml, not on the server, and no model was stored; epsilon = 1, delta = 1e-06 stay "
+        f"charged (entry {entry[0]} of dpml.ledger). The log of dpml (Python's logger pg_dpml, else standard "
+        "error) has the kind and place of the error; its text is not shown because it may quote a row"
+    )
+    (logged,) = caplog.records
+    assert (logged.name, logged.levelname, logged.exc_info) == ("pg_dpml", "ERROR", None)
+    places = r"charged\.py:\d+, train\.py:\d+, train\.py:\d+, test_train\.py:\d+"
+    assert re.fullmatch(f"dpml: the run failed by a ValueError at {places}", logged.getMessage())
+    assert "SECRET" not in "".join(traceback.format_exception(failure.value))
+
+
+@pytest.mark.one_major
+def test_an_error_in_counting_after_the_charge_is_the_servers(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reported in words of ours, and in the server's log all the same."""
+    train = importlib.import_module("pg_dpml.train")
+    start = train.start_run
+
+    def late(session: Session, *arguments: Any) -> None:
+        with Database(database).session() as other:
+            other.execute(sql.SQL("CREATE OR REPLACE FUNCTION picky(text) RETURNS int RETURN $1::int"))
+        start(session, *arguments)
+
+    connection.execute("CREATE FUNCTION picky(text) RETURNS int RETURN 1")
+    data = people.spec(where="picky(town) > 0", definition_is_public=True)
+    monkeypatch.setattr(train, "start_run", late)
+    try:
+        with pytest.raises(
+            RunFailedError, match=r"failed on the server and .* The server's log has the reason"
+        ):
+            pg_dpml.train(database, data, PRIVACY, name="m")
+    finally:
+        connection.execute("DROP FUNCTION picky")
+
+
 @pytest.mark.parametrize("run", ["plan", "train"])
 def test_an_error_before_the_charge_quotes_no_row_either(
     database: str, connection: psycopg.Connection, run: str
