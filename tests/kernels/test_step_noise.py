@@ -183,6 +183,23 @@ def test_sum_and_noise_lie_on_the_grid() -> None:
     np.testing.assert_array_equal(steps, np.rint(steps))
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("size", [2.0**30, 2.0**31, 2.0**31.5, 2.0**33, 2.0**60])
+def test_a_sum_of_any_size_lies_on_the_grid(size: float, sign: float) -> None:
+    """Half steps, too, where float64 still has them: 2^51 steps and more."""
+    scale = 1.0
+    half = 0.5 * noise_grid(scale)
+    epoch = replay.sgd_rows(
+        [[1.0]],
+        [sign * (math.floor(size) + half)],
+        loss=Loss("squared"),
+        schedule=Schedule("constant", 1.0),
+        **noise_options("gaussian", scale),
+    )
+    steps = epoch.weights / noise_grid(scale)
+    np.testing.assert_array_equal(steps, np.rint(steps))
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1e-12, 1e12])
 def test_sum_far_larger_or_smaller_than_the_noise(scale: float) -> None:
     epoch = replay.sgd_rows(
