@@ -61,6 +61,10 @@ TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
 TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
 TEST_NOISE = "tests/kernels/test_noise.py"
 TEST_CALIBRATION = "tests/privacy/test_step_noise_calibration.py"
+NOISE = "udas/kernels/noise.c"
+RESOLUTION = "controller/pg_dpml/privacy/resolution.py"
+TEST_RESOLUTION = "tests/privacy/test_resolution.py"
+TEST_LOW_BITS = "tests/privacy/test_low_bits.py"
 
 MUTANTS = [
     Mutant(
@@ -597,6 +601,83 @@ MUTANTS = [
         "objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)",
         "objective = Objective(loss, spec.lambda_, 1)",
         f"{TEST_CERTIFIED}::test_classes_and_units_count_as_in_sgd",
+    ),
+    Mutant(
+        "grid-of-a-release-too-fine",
+        RESOLUTION,
+        "math.log2(GRID_FRACTION * sensitivity",
+        "math.log2(2.0**-40 * sensitivity",
+        f"{TEST_RESOLUTION}::test_every_plan_is_resolved_or_refused[bolt-on-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "grid-of-steps-too-fine",
+        NOISE,
+        "return ldexp(1.0, exponent - 21);",
+        "return ldexp(1.0, exponent - 41);",
+        f"{TEST_RESOLUTION}::test_every_plan_is_resolved_or_refused[scs13-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "noise-wider-than-its-grid-allows",
+        RESOLUTION,
+        "if not stddev <= MOST_STEPS * grid:",
+        "if not stddev <= 2.0**80 * grid:",
+        f"{TEST_RESOLUTION}::test_every_plan_is_resolved_or_refused[bolt-on-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "sampler-not-taken-out-of-mu",
+        MECHANISMS,
+        'return require_share(sampler_mu(n_numbers), mu, "mu")',
+        "return mu",
+        f"{TEST_RESOLUTION}::test_no_run_delivers_less_than_it_pays_for[dp-gd-table5-0.01]",
+    ),
+    Mutant(
+        "no-further-digits-where-a-place-reaches-over-two-points",
+        NOISE,
+        "from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);",
+        "(void) next_word(rng);",
+        f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[44.9]",
+    ),
+    Mutant(
+        "eight-places-taken-for-one",
+        NOISE,
+        "return (int64_t) word >> 8;",
+        "return (int64_t) (word >> 11 << 11) >> 8;",
+        f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[44.9]",
+    ),
+    Mutant(
+        "left-of-0-a-place-beside",
+        NOISE,
+        "from = -from - width;",
+        "from = -from;",
+        f"{TEST_RESOLUTION}::test_both_sides_are_alike",
+    ),
+    Mutant(
+        "tail-cut-off-beyond-6",
+        NOISE,
+        "if (word == 0)",
+        "if (word < UINT64_C(1) << 54)",
+        f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[20.0]",
+    ),
+    Mutant(
+        "pieces-of-the-tail-not-thinned",
+        NOISE,
+        "dpml_rng_coin(rng, ziggurat_tail[piece]) && ",
+        "",
+        f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[20.0]",
+    ),
+    Mutant(
+        "coins-of-32-digits",
+        NOISE,
+        "return word < digit;",
+        "return word >> 32 < digit >> 32;",
+        f"{TEST_RESOLUTION}::test_a_coin_has_just_its_probability[0.3333333333333333]",
+    ),
+    Mutant(
+        "k-norm-noise-of-one-degree-less",
+        NOISE,
+        "for (int64_t i = 0; i <= n; i++)",
+        "for (int64_t i = 0; i < n; i++)",
+        f"{TEST_LOW_BITS}::test_k_norm_noise_is_normal_of_a_random_scale[1]",
     ),
 ]
 

@@ -104,20 +104,23 @@ def test_words_lead_where_counts_say(sampler: Sampler, bits: float) -> None:
 
 
 def test_both_sides_are_alike(sampler: Sampler) -> None:
-    """The digits that say where in a place mirror, too."""
+    """The digits that say where in a place mirror, too: at places that reach over two points."""
     rng = np.random.default_rng(1)
     for bits in BITS:
-        for _ in range(200):
-            strip = int(rng.integers(STRIPS))
-            place, digits = (int(number) for number in rng.integers((INSIDE[strip] or PLACES, 2**62)))
-            mirrored = strip_words(strip, ~place, WORDS - 1 - digits)
-            assert sampler.point(2.0**bits, *strip_words(strip, place, digits)) == -sampler.point(
-                2.0**bits, *mirrored
-            )
-            far = int(rng.integers(8)) * PLACES + place
-            assert sampler.point(2.0**bits, *tail_words(far, digits)) == -sampler.point(
-                2.0**bits, *tail_words(far, WORDS - 1 - digits, negative=True)
-            )
+        stddev = 2.0**bits
+        counts = Counts(stddev)
+        for _ in range(100):
+            strip, digits = int(rng.integers(1, STRIPS)), int(rng.integers(2**62))
+            point = round(float(rng.random()) * EDGES[strip] / 2.0**61 * stddev)
+            place = counts.places(strip, counts.bounds(point)[1]) // WORDS
+            found = sampler.point(stddev, *strip_words(strip, place, digits))
+            assert found in (point, point + 1)
+            assert found == -sampler.point(stddev, *strip_words(strip, ~place, WORDS - 1 - digits))
+            point = round((TAIL + 4.0 * float(rng.random())) * stddev)
+            place = counts.tail_places(counts.bounds(point)[1]) // WORDS
+            found = sampler.point(stddev, *tail_words(place, digits))
+            assert found in (point, point + 1)
+            assert found == -sampler.point(stddev, *tail_words(place, WORDS - 1 - digits, negative=True))
 
 
 def test_a_place_is_kept_as_the_curve_says() -> None:
