@@ -15,6 +15,10 @@
 #include "clones.h"
 #include "ziggurat.h"
 
+#ifndef __SIZEOF_INT128__
+#error "the noise needs a 64-bit compiler that has __int128"
+#endif
+
 #define N_WORDS 64
 
 /* The same word of eight blocks. */

@@ -24,7 +24,7 @@ void		dpml_rng_normal(DpmlRng *rng, int64_t n, double *out);	/* standard normals
 
 /*
  * Noise in whole steps of a grid.  stddev and scale count in steps: standard deviation of a normal, and, for a density
- * proportional to exp(-||z|| / scale) in R^n, its scale; in [0, 2^45], which for K-norm noise is meant of scale sqrt(n).
+ * proportional to exp(-||z|| / scale) in R^n, its scale; in [0, 2^45], which for K-norm noise is meant of scale sqrt(n + 1).
  */
 void		dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out);
 void		dpml_noise_knorm(DpmlRng *rng, int64_t n, double scale, double *out);

@@ -347,11 +347,9 @@ def with_least_epsilon(attempt: Callable[[float], Planned], epsilon: float) -> P
             return False
         return True
 
-    low = least = epsilon
-    while not possible(least):
-        low, least = least, 10.0 * least
-        if least > MOST_EPSILON:
-            raise reason
+    low, least = epsilon, MOST_EPSILON
+    if not possible(least):
+        raise reason
     while least > 1.05 * low:
         middle = math.sqrt(low * least)
         low, least = (low, middle) if possible(middle) else (middle, least)
