@@ -37,6 +37,7 @@ class Mutant:
     test: str
 
 
+ACCOUNTING = "controller/pg_dpml/privacy/accounting.py"
 BUDGET = "controller/pg_dpml/privacy/budget.py"
 COMPOSED = "controller/pg_dpml/privacy/composed.py"
 FULL_BATCH = "controller/pg_dpml/methods/full_batch.py"
@@ -44,6 +45,7 @@ GRADIENT = "udas/kernels/gradient.c"
 MECHANISMS = "controller/pg_dpml/privacy/mechanisms.py"
 RESOLUTION = "controller/pg_dpml/privacy/resolution.py"
 SENSITIVITY = "udas/kernels/sensitivity.c"
+TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
 TEST_BUDGET = "tests/privacy/test_budget.py"
 TEST_CERTIFIED = "tests/controller/test_certified.py"
 TEST_FULL_BATCH = "tests/privacy/test_full_batch_release.py"
@@ -67,6 +69,20 @@ TEST_RESOLUTION = "tests/privacy/test_resolution.py"
 TEST_LOW_BITS = "tests/privacy/test_low_bits.py"
 
 MUTANTS = [
+    Mutant(
+        "added-unit-without-the-growth",
+        ACCOUNTING,
+        "removed.at(splits) + growth * added.at(whole - splits)",
+        "removed.at(splits) + 0.0 * growth + added.at(whole - splits)",
+        f"{TEST_ACCOUNTING}::test_replacing_agrees_with_dp_accounting[10.0-0.1-5000-1e-08]",
+    ),
+    Mutant(
+        "removed-unit-accounted-as-added",
+        ACCOUNTING,
+        "one, other = curves[0], curves[-1]",
+        "one, other = curves[-1], curves[-1]",
+        f"{TEST_ACCOUNTING}::test_replacing_agrees_with_dp_accounting[0.8-0.01-1000-1e-06]",
+    ),
     Mutant(
         "budget-spends-delta-twice",
         BUDGET,

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq
+from scipy.signal import lfilter
 from scipy.special import gammaln, logsumexp, ndtr, ndtri
 
 from pg_dpml.privacy.mechanisms import gaussian_delta, gaussian_mu
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 Accountant = Literal["exact", "pld", "rdp"]
 
 _ROUND_UP = 1.0 + 2.0**-28
@@ -52,10 +55,13 @@ _MOST_LOSS = 600.0
 """exp of it is a finite number; a larger loss of one step counts as infinite."""
 
 _NEGLIGIBLE = {Relation.ADD_REMOVE: 1e-7, Relation.REPLACE_ONE: 1e-16}
-"""Share of delta that losses counted as infinite have; `_worst_delta` multiplies it by e^(epsilon / 2)."""
+"""Share of delta that losses counted as infinite have; `_replaced` multiplies it by about e^(epsilon / 2)."""
 
 _LOST = 1e-7
 """Share of a tilted composition that may lie outside its window, and is added to delta."""
+
+_SPLITS = 64
+"""Ways to split epsilon between a unit that is removed and one that is added; twice again about the best."""
 
 _SLACK = 0.004
 """A multiplier is found if its epsilon lies within this share below the one asked for."""
@@ -137,9 +143,9 @@ class _StepLosses:
     infinite: float
 
     @property
-    def largest(self) -> float:
-        """The largest finite loss."""
-        return self.interval * (self.first + len(self.masses) - 1)
+    def last(self) -> int:
+        """The largest finite loss, a multiple of `interval`."""
+        return self.first + len(self.masses) - 1
 
     def infinite_of(self, steps: int) -> float:
         """Probability that any of so many steps has an infinite loss."""
@@ -192,31 +198,27 @@ def _step_losses(multiplier: float, q: float, interval: float, tail: float, *, r
 
 
 @dataclass(frozen=True)
-class _Composition:
-    """Distribution of the loss of all steps, around the loss that matters for one delta.
+class _Curve:
+    """Upper bounds on delta of all steps together, at multiples of `interval` from `low` upwards.
 
-    `tilted` times exp(log_scale - order * loss) is the mass of a loss, `infinite` that of an infinite one,
-    and the losses outside the window weigh at most `lost` of the tilted distribution. At `centre`, its mean,
-    delta is below the one asked for.
+    From the multiple `top` on, which no finite loss exceeds, delta is `infinite`.
     """
 
-    losses: FloatArray
-    centre: float
-    tilted: FloatArray
-    order: float
-    log_scale: float
-    lost: float
+    interval: float
+    low: int
+    deltas: FloatArray
+    top: int
     infinite: float
 
-    def delta(self, epsilon: float) -> float:
-        """An upper bound on delta(epsilon), for epsilon >= losses[0]."""
-        # exp(-order * (loss - epsilon)) is below _LOST beyond the second end; the tilted masses sum to 1.
-        ends = (epsilon, epsilon + math.log(1.0 / _LOST) / max(self.order, 1e-9))
-        start, stop = np.searchsorted(self.losses, ends, side="right")
-        above = self.losses[start:stop] - epsilon
-        total = float(np.sum(self.tilted[start:stop] * np.exp(-self.order * above) * -np.expm1(-above)))
-        log_bound = self.log_scale - self.order * epsilon + math.log(total + self.lost)
-        return min(1.0, self.infinite + math.exp(min(log_bound, 0.0)))
+    @property
+    def high(self) -> int:
+        """Last multiple that `deltas` knows of."""
+        return self.low + len(self.deltas) - 1
+
+    def at(self, places: IntArray) -> FloatArray:
+        """For every epsilon = place times interval."""
+        inside = self.deltas[np.clip(places - self.low, 0, len(self.deltas) - 1)]
+        return np.where(places >= self.top, self.infinite, np.where(places < self.low, 1.0, inside))
 
 
 def _tilt(masses: FloatArray, losses: FloatArray, order: float) -> tuple[FloatArray, float]:
@@ -237,8 +239,10 @@ def _blocks(first: int, count: int) -> npt.NDArray[np.intp]:
     return np.unique(np.clip(starts, 0, count - 1))
 
 
-def _compose(step: _StepLosses, steps: int, delta: float, relation: Relation) -> _Composition:
-    """T-fold convolution of one step's loss, exact where a relation's delta(epsilon) is near a given delta.
+def _compose(step: _StepLosses, steps: int, delta: float, *, weighted: bool = False) -> _Curve:
+    """T-fold convolution of one step's loss, exact where delta(epsilon) is near a given delta.
+
+    With `weighted`, where e^epsilon delta(epsilon) is.
 
     Notes
     -----
@@ -261,11 +265,10 @@ def _compose(step: _StepLosses, steps: int, delta: float, relation: Relation) ->
         weights, scale = _tilt(sums, means, order)
         mean = float(weights @ means)
         bound = steps * (scale - order * mean)
-        if relation is Relation.REPLACE_ONE:  # see _worst_delta
-            bound += np.logaddexp(0.0, steps * mean)
-        return float(bound - math.log(delta))
+        if weighted:
+            bound += max(steps * mean, 0.0)
+        return bound - math.log(delta)
 
-    # In small strides: under replace_one the least of several roots belongs to the least epsilon.
     below, order = 0.0, 1.0
     while (unmet := excess(order) > 0.0) and order < 1e9:
         below, order = order, 1.3 * order
@@ -302,60 +305,73 @@ def _compose(step: _StepLosses, steps: int, delta: float, relation: Relation) ->
     spectrum[~left] = 0.0
     composed = irfft(spectrum, length)
     composed = np.roll(composed, (steps * step.first - low) % length)
-    rounding = steps * 2.0**-48
-    return _Composition(
-        losses=h * (low + np.arange(length)),
-        centre=centre,
-        tilted=np.maximum(composed, 0.0),
-        order=order,
-        log_scale=steps * scale,
-        lost=2.0 * _LOST + rounding,
-        infinite=step.infinite_of(steps),
+    lost = 2.0 * _LOST + steps * 2.0**-48
+    infinite = step.infinite_of(steps)
+    # tails[i] is the sum of tilted[j] exp(-order (j - i) h) over j > i, deltas[i] the same with a factor
+    # 1 - exp(-(j - i) h): recursions of positive terms, from the last to the first.
+    kept = math.exp(-order * h)
+    tails = lfilter([0.0, kept], [1.0, -kept], np.maximum(composed[::-1], 0.0))
+    deltas = lfilter([-math.expm1(-h)], [1.0, -kept * math.exp(-h)], tails)[::-1]
+    logs = steps * scale - order * h * (low + np.arange(length)) + np.log(deltas * _ROUND_UP + lost)
+    return _Curve(
+        interval=h,
+        low=low,
+        deltas=np.minimum(1.0, infinite + np.exp(np.minimum(logs, 0.0))),
+        top=steps * step.last,
+        infinite=infinite,
     )
 
 
-def _worst_delta(relation: Relation, delta: Callable[[float], float], epsilon: float) -> float:
-    """delta(epsilon) under a relation, from that under `add_remove`.
+def _replaced(removed: _Curve, added: _Curve, places: IntArray) -> FloatArray:
+    """Upper bounds on delta of a unit that is removed and another that is added, as `_Curve.at`.
 
     Notes
     -----
-    To replace a unit is to remove one and to add one: twice (epsilon/2, delta).
-    Source: Dwork & Roth 2014, Theorem 2.2; privacy/README.md, "Subsampled Gaussian noise".
+    The least of removed(e) + exp(e) added(epsilon - e) over many e; the first term falls and the second
+    rises, and each sum is a bound.
+    Source: privacy/README.md, "Subsampled Gaussian noise".
     """
-    if relation is Relation.ADD_REMOVE:
-        return delta(epsilon)
-    return min(1.0, delta(0.5 * epsilon) * (1.0 + math.exp(min(0.5 * epsilon, 700.0))))
+    whole = places[:, None]
+    first = np.full_like(whole, removed.low)
+    last = np.clip(whole - added.low, removed.low, removed.high)
+    # And where no finite loss of one of them is left.
+    splits = np.hstack([np.full_like(whole, removed.top), whole - added.top, _between(first, last)])
+    best = np.ones((len(places), 1))
+    for _ in range(3):
+        growth = np.exp(np.minimum(splits * removed.interval, 700.0))
+        bounds = removed.at(splits) + growth * added.at(whole - splits)
+        least = np.argmin(bounds, axis=1)[:, None]
+        best = np.minimum(best, np.take_along_axis(bounds, least, axis=1))
+        middle = np.take_along_axis(splits, least, axis=1)
+        reach = (splits[:, -1:] - splits[:, -2:-1]) + 1
+        splits = _between(middle - reach, middle + reach)
+    return best[:, 0]
 
 
-def _least_epsilon(excess: Callable[[float], float], low: float, high: float, relation: Relation) -> float:
-    """Least epsilon in [low, high] with excess <= 0, from above; infinity if there is none.
+def _between(first: IntArray, last: IntArray) -> IntArray:
+    """_SPLITS + 1 whole numbers from each `first` to its `last`."""
+    return first + (last - first) * np.arange(_SPLITS + 1) // _SPLITS
 
-    Under `replace_one` excess may rise again, where delta falls slower than the factor of `_worst_delta`
-    rises, so the first root is looked for in pieces.
+
+def _crossing(bounds: Callable[[IntArray], FloatArray], interval: float, most: int, delta: float) -> float:
+    """Least epsilon, up to the multiple `most`, at which a falling curve is at most delta; or infinity.
+
+    Between two points of the grid the curve, which is convex in exp(epsilon), lies below its chord.
     """
-    if excess(low) <= 0.0:
-        return low
-    pieces = 1 if relation is Relation.ADD_REMOVE else 48
-    for end in np.linspace(low, high, pieces + 1)[1:]:
-        if excess(float(end)) <= 0.0:
-            epsilon = float(brentq(excess, low, float(end), rtol=1e-12, xtol=1e-300))
-            while excess(epsilon) > 0.0:
-                epsilon *= 1.0 + 1e-11
-            return epsilon
-        low = float(end)
-    return math.inf
 
+    def bound(place: int) -> float:
+        return float(bounds(np.array([place]))[0])
 
-def _largest_epsilon(step: _StepLosses, steps: int, delta: float, relation: Relation) -> float:
-    """Epsilon beyond all finite losses of all steps; infinity where the infinite ones alone are above delta.
-
-    A composition cannot show it: its delta has a share of the mass of a window, which few steps on few
-    points of a grid never fall below.
-    """
-    infinite = step.infinite_of(steps)
-    largest = steps * max(step.largest, 0.0) * _ROUND_UP
-    epsilon = largest if relation is Relation.ADD_REMOVE else 2.0 * largest  # see _worst_delta
-    return epsilon if _worst_delta(relation, lambda _: infinite, epsilon) <= delta else math.inf
+    if bound(0) <= delta:
+        return 0.0
+    if bound(most) > delta:
+        return math.inf
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(middle) <= delta else (middle, high)
+    share = (bound(low) - delta) / (bound(low) - bound(high))
+    return interval * low + math.log1p(share * math.expm1(interval))
 
 
 def _pld_epsilon(
@@ -368,22 +384,32 @@ def _pld_epsilon(
     directions: tuple[bool, ...] = (True, False),
 ) -> float:
     """Epsilon by privacy loss distributions on one grid, of a unit removed, added or both."""
-    found = 0.0
+    replaced = relation is Relation.REPLACE_ONE
     tail = -float(ndtri(delta * _NEGLIGIBLE[relation] / steps))
-    doubled = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    curves = []
     for removed in directions:
         step = _step_losses(multiplier, q, interval, tail, removed=removed)
-        most = _largest_epsilon(step, steps, delta, relation)
-        if most <= found:
-            continue
-        composition = _compose(step, steps, delta, relation)
+        curves.append(_compose(step, steps, delta, weighted=replaced and not removed))
+    if replaced:
+        one, other = curves[0], curves[-1]
+        return _crossing(partial(_replaced, one, other), interval, max(one.top + other.top, 0), delta)
+    return max(_crossing(curve.at, interval, max(curve.top, 0), delta) for curve in curves)
 
-        def excess(epsilon: float, at: _Composition = composition) -> float:
-            return math.log(_worst_delta(relation, at.delta, epsilon) or 1e-320) - math.log(delta)
 
-        low, high = max(composition.losses[0], 0.0), max(composition.centre, interval)
-        found = max(found, min(most, _least_epsilon(excess, doubled * low, doubled * high, relation)))
-    return found
+def _least_epsilon(bound: Callable[[float], float], most: float, delta: float) -> float:
+    """Least epsilon up to `most` at which a falling bound is at most delta, from above, or infinity."""
+
+    def excess(epsilon: float) -> float:
+        return math.log(bound(epsilon) or 1e-320) - math.log(delta)
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    if excess(most) > 0.0:
+        return math.inf
+    epsilon = float(brentq(excess, 0.0, most, rtol=1e-12, xtol=1e-300))
+    while excess(epsilon) > 0.0:
+        epsilon *= 1.0 + 1e-11
+    return epsilon
 
 
 def _rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation: Relation) -> float:
@@ -411,39 +437,38 @@ def _rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation
         ]
         return math.exp(min(0.0, *exponents))
 
-    def excess(epsilon: float) -> float:
-        return math.log(_worst_delta(relation, least_delta, epsilon) or 1e-320) - math.log(delta)
+    def bound(epsilon: float) -> float:
+        if relation is Relation.ADD_REMOVE:
+            return least_delta(epsilon)
+        # For these splits both terms fall with epsilon, at any order, where they are below 1.
+        return min(
+            least_delta(split) + math.exp(split) * least_delta(epsilon - split)
+            for split in epsilon * np.linspace(0.25, 0.5, 26)
+        )
 
-    return _least_epsilon(excess, 0.0, 1000.0, relation)
+    return _least_epsilon(bound, 600.0, delta)
+
+
+def _exact_mu(multiplier: float, steps: int, relation: Relation) -> float:
+    """Mu with every unit in every batch, which sampling cannot make worse."""
+    return math.sqrt(steps) * relation.gradient_change(1.0) / multiplier
 
 
 def _exact_epsilon(multiplier: float, steps: int, delta: float, relation: Relation) -> float:
-    """Epsilon with every unit in every batch, which sampling cannot make worse."""
-    mu = math.sqrt(steps) * relation.gradient_change(1.0) / multiplier
-
-    def excess(epsilon: float) -> float:
-        return math.log(gaussian_delta(epsilon, mu) or 1e-320) - math.log(delta)
-
+    """Epsilon with every unit in every batch."""
+    mu = _exact_mu(multiplier, steps, relation)
     high = mu * (0.5 * mu + 10.0)
-    while excess(high) > 0.0:
+    while gaussian_delta(high, mu) > delta:
         high *= 2.0
-    return _least_epsilon(excess, 0.0, high, Relation.ADD_REMOVE)  # falls, whatever the relation
+    return _least_epsilon(lambda epsilon: gaussian_delta(epsilon, mu), high, delta)
 
 
-def _fitting_epsilon(
-    multiplier: float,
-    q: float,
-    steps: int,
-    delta: float,
-    relation: Relation,
-    interval: float,
-    directions: tuple[bool, ...] = (True, False),
-) -> tuple[float, float]:
-    """Epsilon on a grid of the given interval, or of the next coarser one that fits; that interval."""
+def _fitting(value: Callable[[float], float], interval: float) -> tuple[float, float]:
+    """A value on a grid of the given interval, or of the next coarser one that fits; that interval."""
     longest = _MOST_COARSENED * interval
     while interval <= longest:
         try:
-            return _pld_epsilon(multiplier, q, steps, delta, relation, interval, directions), interval
+            return value(interval), interval
         except _GridTooLongError as error:
             interval *= 1.02 * error.factor
     return math.inf, interval
@@ -452,7 +477,12 @@ def _fitting_epsilon(
 def _first_interval(multiplier: float, q: float) -> float:
     # One step's losses spread like those of a Gaussian of equal chi-square divergence, q^2 (e^(1/s^2) - 1).
     divergence = q * q * math.expm1(min(1.0 / multiplier**2, 500.0))
-    return _FIRST_INTERVAL * math.sqrt(math.log1p(divergence))
+    interval = _FIRST_INTERVAL * math.sqrt(math.log1p(divergence))
+    # A unit that comes has losses up to -ln(1 - q), and many there: that should be on the grid.
+    largest = -math.log1p(-q) if q < 1.0 else math.inf
+    if not largest / 1e6 < interval < 16.0 * largest:
+        return interval
+    return largest / math.ceil(largest / interval) * (1.0 + 2.0**-40)
 
 
 def _account(multiplier: float, q: float, steps: int, delta: float, relation: Relation) -> Accounted:
@@ -462,7 +492,7 @@ def _account(multiplier: float, q: float, steps: int, delta: float, relation: Re
         return best
     wanted, coarser = _first_interval(multiplier, q), math.inf
     while True:
-        epsilon, interval = _fitting_epsilon(multiplier, q, steps, delta, relation, wanted)
+        epsilon, interval = _fitting(partial(_pld_epsilon, multiplier, q, steps, delta, relation), wanted)
         if epsilon < best.epsilon:
             best = Accounted(multiplier, epsilon, "pld", interval)
         if interval > wanted:
@@ -586,8 +616,8 @@ def subsampled_gaussian_multiplier(
         return _account(most, q, steps, delta, relation)
 
     def rough(multiplier: float) -> Accounted:
-        first = _first_interval(multiplier, q)
-        found, interval = _fitting_epsilon(multiplier, q, steps, delta, relation, first, (True,))
+        account = partial(_pld_epsilon, multiplier, q, steps, delta, relation, directions=(True,))
+        found, interval = _fitting(account, _first_interval(multiplier, q))
         return Accounted(multiplier, found, "pld", interval)
 
     def fine(multiplier: float) -> Accounted:
