@@ -153,7 +153,7 @@ class Budget:
 
     def worth(self, loss: Decimal) -> float:
         """The epsilon of an amount of loss, at the delta that the budget converts with."""
-        return epsilon_of(self.rule, loss, self.limit.delta)
+        return epsilon_of(self.rule, loss, self.delta - self.limit.delta)
 
     def amount(self, cost: Cost) -> str:
         """A cost in words."""

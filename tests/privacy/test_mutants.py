@@ -86,8 +86,8 @@ MUTANTS = [
     Mutant(
         "budget-spends-delta-twice",
         BUDGET,
-        "half = _DOWN.divide(delta, Decimal(2))",
-        "half = delta",
+        "rest = float(_DOWN.subtract(delta, others))",
+        "rest = float(delta)",
         f"{TEST_BUDGET}::test_the_limits_are_rounded_down_and_tight",
     ),
     Mutant(

@@ -29,6 +29,9 @@ _DOWN = Context(prec=20, rounding=ROUND_FLOOR)
 _ROOM = 1e-9
 """Above the relative error of every float64 formula here."""
 
+_OTHERS = Decimal("0.1")
+"""Share of a budget's delta for what is not Gaussian noise; with the rest `loss` is converted."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -60,8 +63,8 @@ def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
     Returns
     -------
     Cost
-        Rounded down. But for "basic", half of delta is what `loss` is converted with, and the
-        other half is for the deltas of runs that are no Gaussian release.
+        Rounded down. But for "basic", a tenth of delta is for the deltas of runs that are no Gaussian
+        release, and `loss` is converted with the rest.
 
     Notes
     -----
@@ -70,12 +73,10 @@ def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
     """
     if rule == "basic":
         return Cost(epsilon, delta)
-    half = _DOWN.divide(delta, Decimal(2))
-    if rule == "gdp":
-        loss = gaussian_mu(float(epsilon), float(half)) ** 2
-    else:
-        loss = _zcdp_rho(float(epsilon), float(half))
-    return Cost(_DOWN.create_decimal_from_float(loss * (1.0 - _ROOM)), half)
+    others = _DOWN.multiply(_OTHERS, delta)
+    rest = float(_DOWN.subtract(delta, others)) * (1.0 - _ROOM)
+    loss = gaussian_mu(float(epsilon), rest) ** 2 if rule == "gdp" else _zcdp_rho(float(epsilon), rest)
+    return Cost(_DOWN.create_decimal_from_float(loss * (1.0 - _ROOM)), others)
 
 
 def cost_of(
