@@ -19,7 +19,7 @@ from pg_dpml import registry
 from pg_dpml.database import Session, SourceTable, sql
 from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
 from pg_dpml.methods.plan import Guarantee
-from pg_dpml.privacy.budget import RULES, Cost, cost_of, epsilon_of, limit_of
+from pg_dpml.privacy.budget import RULES, Cost, GaussianRun, cost_of, epsilon_of, limit_of
 from pg_dpml.privacy.relation import Relation
 
 __all__ = [
@@ -49,7 +49,7 @@ _LEAST_DELTA = Decimal("1e-100")
 _LEAST_SHARE = Decimal("0.001")
 """What a charge costs at least of a budget, unless its owner says otherwise."""
 
-Priced = tuple[Guarantee, tuple[float, float] | None]
+Priced = tuple[Guarantee, GaussianRun | None]
 """What a run's cost follows from; the second: see `privacy.budget.gaussian_part`."""
 
 
@@ -383,7 +383,7 @@ def charge(
     session: Session,
     table: SourceTable,
     guarantee: Guarantee,
-    gaussian: tuple[float, float] | None,
+    gaussian: GaussianRun | None,
     *,
     dataset: str | None,
     model: str,
@@ -402,7 +402,7 @@ def charge(
     table : SourceTable
         That the run reads.
     guarantee : Guarantee
-    gaussian : tuple of float or None
+    gaussian : Releases, PoissonSteps or None
         See `privacy.budget.gaussian_part`.
     dataset : str or None
         Whose budget to charge; None: that which lists the table, if any does.
@@ -481,7 +481,7 @@ def outlook(
     session: Session,
     table: SourceTable,
     guarantee: Guarantee,
-    gaussian: tuple[float, float] | None,
+    gaussian: GaussianRun | None,
     *,
     dataset: str | None,
     at_epsilon: Callable[[float], Priced],
@@ -586,7 +586,7 @@ def _exact(number: float) -> Decimal:
     return Decimal(repr(number))
 
 
-def _cost(budget: Budget, guarantee: Guarantee, gaussian: tuple[float, float] | None) -> Cost:
+def _cost(budget: Budget, guarantee: Guarantee, gaussian: GaussianRun | None) -> Cost:
     return cost_of(
         budget.rule,
         _exact(guarantee.epsilon),

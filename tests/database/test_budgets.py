@@ -37,6 +37,8 @@ pytestmark = pytest.mark.usefixtures("clean")
 N = 200
 BOLT_ON = TrainSpec(method="bolt-on", passes=1)
 GAUSSIAN = TrainSpec(method="dp-gd", passes=2)
+SHUFFLED = TrainSpec(method="scs13", passes=2)
+POISSON = TrainSpec(method="dp-sgd", passes=2)
 TENTH = Guarantee(0.1, 0.0, Relation.REPLACE_ONE)
 
 
@@ -208,13 +210,14 @@ def test_a_failed_run_stays_charged(database: str, connection: psycopg.Connectio
     connection.execute("DROP TRIGGER fail ON dpml.models; DROP FUNCTION fail()")
 
 
+@pytest.mark.parametrize("training", [GAUSSIAN, SHUFFLED, POISSON], ids=lambda training: training.method)
 @pytest.mark.parametrize("rule", ["gdp", "zcdp"])
-def test_gaussian_runs_compose_better_than_they_add_up(database: str, rule: str) -> None:
+def test_gaussian_runs_compose_better_than_they_add_up(database: str, rule: str, training: TrainSpec) -> None:
     open_budget(database, "1", "1e-5", rule)
     for number in range(8):  # 3 by "basic"
-        train(database, f"m{number}", 0.3, training=GAUSSIAN)
+        train(database, f"m{number}", 0.3, training=training)
     with pytest.raises(BudgetError, match=r"has (mu\^2|rho) = .* left, and this run costs"):
-        train(database, "m", 0.9, training=GAUSSIAN)
+        train(database, "m", 0.9, training=training)
 
 
 def test_tuning_and_noisy_errors_are_charged(database: str) -> None:

@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from scipy.integrate import trapezoid
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
 from pg_dpml.privacy import accounting
@@ -24,6 +24,7 @@ from pg_dpml.privacy.accounting import (
     advanced_multiplier,
     published_bst14_multiplier,
     subsampled_gaussian_epsilon,
+    subsampled_gaussian_mu,
     subsampled_gaussian_multiplier,
 )
 from pg_dpml.privacy.mechanisms import gaussian_mu
@@ -64,9 +65,9 @@ def replaced_delta(epsilon: float, removed: Curve, added: Curve) -> float:
     def total(split: float) -> float:
         return float(removed(np.asarray(split)) + math.exp(split) * added(np.asarray(epsilon - split)))
 
-    splits = np.linspace(0.0, epsilon, 41)
+    splits = np.unique([*np.linspace(0.0, epsilon, 41), *np.linspace(-2.0, epsilon + 2.0, 41)])
     best = int(np.argmin([total(split) for split in splits]))
-    bounds = (splits[max(best - 1, 0)], splits[min(best + 1, 40)])
+    bounds = (splits[max(best - 1, 0)], splits[min(best + 1, len(splits) - 1)])
     return float(minimize_scalar(total, bounds=bounds, options={"xatol": 1e-9}).fun)
 
 
@@ -136,6 +137,7 @@ SETTINGS = [
 ]
 
 
+@cache
 def library_curves(
     library: Any, multiplier: float, q: float, steps: int, pessimistic: bool
 ) -> tuple[Curve, Curve]:
@@ -302,6 +304,71 @@ def test_replacing_agrees_with_dp_accounting(multiplier: float, q: float, steps:
         splits = np.linspace(0.0, factor * found, 2001)
         split_delta = float(np.min(removed(splits) + np.exp(splits) * added(splits)[::-1]))
         assert sign * (split_delta - delta) >= -1e-15 * math.exp(found)  # what it cuts off
+
+
+def mixture_delta(epsilon: FloatArray, mu: float, spare: float) -> FloatArray:
+    """delta(epsilon) of what tells all with probability spare and else is a Gaussian release."""
+    own, other = log_ndtr(0.5 * mu - epsilon / mu), log_ndtr(-0.5 * mu - epsilon / mu)
+    return np.asarray(spare + (1.0 - spare) * (np.exp(own) - np.exp(epsilon + other)))
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "q", "steps"),
+    [
+        (24.0, 0.02, 500),
+        (2.7, 0.02, 500),
+        (1.0, 0.001, 10_000),
+        (3.0, 0.9, 100),
+        (0.6, 0.001, 50),
+        (0.8, 0.01, 1),
+        (1.5, 0.5, 2),
+    ],
+)
+@pytest.mark.parametrize("spare", [1e-5, 1e-9])
+def test_a_gaussian_dominates_poisson_batches(multiplier: float, q: float, steps: int, spare: float) -> None:
+    """Both directions by dp_accounting, at every epsilon, on either side of 0."""
+    library: Any = pytest.importorskip(
+        "dp_accounting.pld.privacy_loss_distribution", reason="dp_accounting is not installed"
+    )
+    mu = subsampled_gaussian_mu(multiplier, q, steps, spare, Relation.ADD_REMOVE)
+    epsilons = mu * np.linspace(-12.0, 40.0, 5001)
+    largest = np.zeros(len(epsilons))
+    for curve in library_curves(library, multiplier, q, steps, True):
+        largest = np.maximum(largest, (curve(epsilons) - 1e-11) / mixture_delta(epsilons, mu, spare))
+    assert np.max(largest) <= 1.0 + GRID_ERROR
+    assert np.max(largest[epsilons > 0.0]) >= 0.97  # nor is mu larger than it must be
+    twice = subsampled_gaussian_mu(multiplier, q, steps, spare, Relation.REPLACE_ONE)
+    assert mu < twice < 2.3 * mu
+
+
+@pytest.mark.parametrize(("multiplier", "q"), [(0.7, 0.3), (1.0, 0.9), (0.8, 0.01), (2.0, 0.1)])
+@pytest.mark.parametrize("relation", Relation)
+def test_a_gaussian_dominates_one_step(multiplier: float, q: float, relation: Relation) -> None:
+    spare = 1e-8
+    mu = subsampled_gaussian_mu(multiplier, q, 1, spare, relation)
+    removed, added = (
+        partial(one_step_delta, multiplier=multiplier, q=q, removed=gone) for gone in (True, False)
+    )
+    ratios = []
+    for epsilon in mu * np.linspace(0.0, 12.0, 101):
+        if relation is Relation.REPLACE_ONE:
+            found = replaced_delta(float(epsilon), removed, added)
+        else:
+            found = max(float(removed(np.asarray(epsilon))), float(added(np.asarray(epsilon))))
+        ratios.append(found / float(mixture_delta(np.asarray(epsilon), mu, spare)))
+    assert 0.97 < max(ratios) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("relation", Relation)
+def test_a_gaussian_of_full_batches_is_exact(relation: Relation) -> None:
+    change = relation.gradient_change(1.0)
+    assert subsampled_gaussian_mu(20.0, 1.0, 100, 1e-9, relation) == 10.0 * change / 20.0
+    # Sampling that helps next to nothing cannot hurt.
+    assert subsampled_gaussian_mu(20.0, 1.0 - 1e-9, 100, 1e-9, relation) <= 10.0 * change / 20.0 * (
+        1.0 + 1e-8
+    )
+    # Nor can a grid that does not fit.
+    assert subsampled_gaussian_mu(20.0, 1e-3, 10**12, 1e-9, relation) <= 1e6 * change / 20.0 * (1.0 + 1e-8)
 
 
 def test_so_many_steps_that_renyi_takes_over() -> None:

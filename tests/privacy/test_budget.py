@@ -8,16 +8,31 @@ from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
 from pg_dpml.budgets import Budget
+from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import resolution
-from pg_dpml.privacy.budget import RULES, Cost, cost_of, epsilon_of, gaussian_part, limit_of, zcdp_delta
+from pg_dpml.privacy.budget import (
+    RULES,
+    Cost,
+    PoissonSteps,
+    Releases,
+    cost_of,
+    epsilon_of,
+    gaussian_part,
+    limit_of,
+    zcdp_delta,
+)
 from pg_dpml.privacy.mechanisms import ReleaseNoise, calibrate, gaussian_delta, gaussian_mu
 from pg_dpml.privacy.relation import Relation
+from pg_dpml.privacy.step_noise import StepNoise, calibrate_passes, calibrate_poisson
+from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.train import plan_problem
 
 REPLACE, ZERO = Relation.REPLACE_ONE, Relation.ADD_REMOVE
 BUDGETS = [(0.1, 1e-9), (1.0, 1e-6), (3.0, 1e-5), (10.0, 1e-3)]
@@ -61,7 +76,8 @@ def test_the_worst_runs_that_fit_keep_the_guarantee(rule: str, epsilon: float, d
 def test_gaussian_runs_that_fit_keep_the_guarantee(rule: str, epsilon: float, delta: float) -> None:
     limit = limit_of(rule, decimal(epsilon), decimal(delta))
     mu = gaussian_mu(epsilon / 20, delta / 10)
-    cost = cost_of(rule, decimal(epsilon / 20), decimal(delta / 10), (mu, 1e-16), run=REPLACE, budget=REPLACE)
+    part = Releases(mu, 1e-16)
+    cost = cost_of(rule, decimal(epsilon / 20), decimal(delta / 10), part, run=REPLACE, budget=REPLACE)
     runs = int(limit.loss / cost.loss)
     assert runs > 20  # more than epsilons that add up
     assert gaussian_delta(epsilon, math.sqrt(runs) * mu) + runs * float(cost.delta) <= delta
@@ -123,10 +139,6 @@ def test_a_blanked_row_is_half_of_a_replaced_one() -> None:
     assert twice.loss == 2
     assert float(twice.delta) == pytest.approx(1e-6 * (1 + math.e))
     assert float(twice.delta) > 1e-6 * (1 + math.e)
-    # The Gaussian part of such a run is not used: it is about one step.
-    assert cost_of("gdp", Decimal(1), Decimal(0), (0.1, 0.0), run=ZERO, budget=REPLACE) == plain_cost(
-        "gdp", 2.0
-    )
     huge = cost_of("basic", Decimal(900), Decimal("1e-6"), None, run=ZERO, budget=REPLACE)
     assert huge.delta == 1
 
@@ -135,7 +147,9 @@ def test_a_blanked_row_is_half_of_a_replaced_one() -> None:
 def test_what_is_left_is_worth_what_it_was(rule: str) -> None:
     epsilon, delta = Decimal(2), Decimal("1e-6")
     limit = limit_of(rule, epsilon, delta)
-    budget = Budget("d", datetime.now(), "me", rule, epsilon, delta, REPLACE, None, (), limit)
+    budget = Budget(
+        "d", datetime.now(), "me", rule, epsilon, delta, REPLACE, None, (), epsilon, delta, delta, limit
+    )
     assert budget.worth(limit.loss) == pytest.approx(2.0, rel=1e-5)
     assert epsilon_of(rule, Decimal(0), limit.delta) == 0.0
 
@@ -143,8 +157,158 @@ def test_what_is_left_is_worth_what_it_was(rule: str) -> None:
 def test_the_gaussian_part_of_a_release() -> None:
     noise = calibrate(0.01, 0.0, 50, 1.0, 1e-6)
     part = gaussian_part(noise)
-    assert part is not None
-    assert part[0] == pytest.approx(gaussian_mu(1.0, 1e-6), rel=1e-9)
-    assert part[1] == resolution.sampler_delta(50)
+    assert isinstance(part, Releases)
+    assert part.mu == pytest.approx(gaussian_mu(1.0, 1e-6), rel=1e-9)
+    assert part.delta == resolution.sampler_delta(50)
     assert gaussian_part(calibrate(0.01, 0.0, 50, 1.0, 0.0)) is None  # K-norm
     assert gaussian_part(ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 50)) is None  # constant
+
+
+def shuffled(epsilon: float, delta: float, passes: int = 10, relation: Relation = REPLACE) -> StepNoise:
+    return calibrate_passes(
+        bound=1.0,
+        relation=relation,
+        passes=passes,
+        steps=passes * 1200,
+        batch_rows=50,
+        row_bound=1.0,
+        n_weights=101,
+        epsilon=epsilon,
+        delta=delta,
+    )
+
+
+def poisson(
+    epsilon: float,
+    delta: float,
+    relation: Relation = REPLACE,
+    accountant: str = "pld",
+    sampling: float = 0.02,
+) -> StepNoise:
+    return calibrate_poisson(
+        bound=1.0,
+        relation=relation,
+        passes=10,
+        steps=500,
+        sampling=sampling,
+        n_units=60_000,
+        max_rows_per_unit=1,
+        row_bound=1.0,
+        n_weights=101,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+    )[0]
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+@pytest.mark.parametrize("passes", [1, 10])
+def test_shuffled_passes_are_a_gaussian_release(epsilon: float, passes: int) -> None:
+    delta = 1 / 60_000**2
+    part = gaussian_part(shuffled(epsilon, delta, passes))
+    assert isinstance(part, Releases)
+    assert gaussian_mu(epsilon, delta) * (1 - 1e-3) < part.mu <= gaussian_mu(epsilon, delta)
+    assert part.delta == resolution.sampler_delta(passes * 101)
+    assert gaussian_part(shuffled(epsilon, 0.0, passes)) is None  # K-norm
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3, 1.0])
+def test_noise_in_every_step_is_charged_what_it_is(epsilon: float) -> None:
+    delta = 1 / 60_000**2
+    for noise in (shuffled(epsilon, delta), poisson(epsilon, delta)):
+        part = gaussian_part(noise)
+        cost = cost_of("gdp", decimal(epsilon), decimal(delta), part, run=REPLACE, budget=REPLACE)
+        assert 40 * cost.loss < plain_cost("gdp", epsilon, delta).loss
+        assert cost.delta < delta / 10_000
+
+
+@pytest.mark.parametrize("relation", Relation)
+def test_steps_on_poisson_batches_are_accounted_with_their_head_room(relation: Relation) -> None:
+    noise = poisson(1.0, 1e-6, relation)
+    part = gaussian_part(noise)
+    assert isinstance(part, PoissonSteps)
+    calibrated = noise.calibrated_sensitivity / relation.gradient_change(1.0)
+    assert part.multiplier == pytest.approx(noise.scale / calibrated, rel=1e-12)
+    assert calibrated > 1.0
+    assert part.sampling == 0.02 * (1 + 2.0**-20)
+    assert part.steps == 500
+    assert part.precision == 2.0 * resolution.sampler_mu(500 * 101)
+    assert part.delta == pytest.approx(resolution.sampler_delta(500 * 101) + 2.0**-29 * 1e-6)
+    cost = cost_of("gdp", Decimal(1), Decimal("1e-6"), part, run=relation, budget=relation)
+    assert float(cost.delta) == pytest.approx(part.delta + 1e-6 * 2.0**-14, rel=1e-8)
+
+
+@pytest.mark.parametrize("rule", ["zcdp", "gdp"])
+def test_a_gaussian_run_of_a_blanked_row_is_two_steps_of_mu(rule: str) -> None:
+    mu = gaussian_mu(1.0, 1e-6)
+    one, two = (
+        cost_of(rule, Decimal(1), Decimal("1e-6"), Releases(mu, 1e-16), run=ZERO, budget=budget)
+        for budget in (ZERO, REPLACE)
+    )
+    assert float(two.loss) == pytest.approx(4 * float(one.loss), rel=1e-8)
+    assert one.delta == two.delta
+    # It is twice as far: the trade-off of N(0, 1) and N(2 mu, 1).
+    errors = np.linspace(1e-6, 1 - 1e-6, 1001)
+    middle = norm.cdf(norm.ppf(errors) + mu)
+    twice = math.sqrt(float(two.loss) * (1 if rule == "gdp" else 2))
+    assert norm.cdf(norm.isf(middle) - mu) == pytest.approx(norm.cdf(norm.isf(errors) - twice), rel=1e-6)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "advanced"])
+def test_poisson_runs_cost_what_the_relation_of_the_budget_says(accountant: str) -> None:
+    part = gaussian_part(poisson(1.0, 1e-6, ZERO, accountant))
+    one, two = (
+        float(cost_of("gdp", Decimal(1), Decimal("1e-6"), part, run=ZERO, budget=budget).loss)
+        for budget in (ZERO, REPLACE)
+    )
+    assert 3 * one < two < 4.5 * one
+
+
+def test_poisson_runs_cost_no_more_than_any_run_of_their_epsilon() -> None:
+    """One step on very rare units tells little, but has losses that no Gaussian of that mu has."""
+    part = PoissonSteps(0.3, 1e-4, 1, 0.0, 0.0)
+    cost = cost_of("gdp", decimal(1e-3), Decimal("1e-4"), part, run=REPLACE, budget=REPLACE)
+    assert cost == plain_cost("gdp", 1e-3, 1e-4)
+
+
+def test_runs_of_all_kinds_that_fill_a_budget_keep_the_guarantee() -> None:
+    """By dp_accounting's composition of all their privacy losses."""
+    library: Any = pytest.importorskip(
+        "dp_accounting.pld.privacy_loss_distribution", reason="dp_accounting is not installed"
+    )
+    delta = 1e-6
+    runs = [poisson(0.3, 1e-8, ZERO, "pld", q) for q in (0.01, 0.02, 0.05, 0.1)]
+    runs += [poisson(1.0, 1e-7, ZERO, "advanced"), *(shuffled(0.2, 1e-8, k, ZERO) for k in (1, 5, 10))]
+    total, charged, pair = 0.0, 0.0, library.identity(1e-4)
+    for noise in runs:
+        part = gaussian_part(noise)
+        cost = cost_of("gdp", decimal(0.3), decimal(1e-8), part, run=ZERO, budget=ZERO)
+        total, charged = total + float(cost.loss), charged + float(cost.delta)
+        if isinstance(part, Releases):
+            one = library.from_gaussian_mechanism(1.0 / part.mu, value_discretization_interval=1e-4)
+        else:
+            assert isinstance(part, PoissonSteps)
+            one = library.from_gaussian_mechanism(
+                part.multiplier, sampling_prob=part.sampling, value_discretization_interval=1e-4
+            ).self_compose(part.steps)
+        pair = pair.compose(one)
+    epsilon = epsilon_of("gdp", Decimal(total), decimal(0.9 * delta))
+    assert charged < 1e-4 * delta
+    assert 0.1 * delta < pair.get_delta_for_epsilon(epsilon) < 0.9 * delta + charged
+
+
+@pytest.mark.parametrize("method", ["bolt-on", "dp-gd", "whitened-dp-gd", "scs13", "dp-sgd", "bst14"])
+@pytest.mark.parametrize(
+    ("run", "budget", "runs"), [(REPLACE, REPLACE, 152), (ZERO, ZERO, 152), (ZERO, REPLACE, 38)]
+)
+def test_a_budget_holds_as_many_runs_as_the_readme_says(
+    run: Relation, budget: Relation, runs: int, method: str
+) -> None:
+    privacy = PrivacySpec(0.1, relation=run)
+    planned = plan_problem(Problem(60_000, 100, 1, "binary"), privacy, TrainSpec(method=method))
+    assert planned.guarantee is not None
+    delta = decimal(planned.guarantee.delta)
+    cost = cost_of("gdp", decimal(0.1), delta, gaussian_part(planned.noise), run=run, budget=budget)
+    limit = limit_of("gdp", Decimal(1), Decimal("1e-6"))
+    assert limit.loss // cost.loss == runs
+    assert runs * cost.delta <= limit.delta

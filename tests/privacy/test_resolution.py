@@ -41,7 +41,7 @@ from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.budget import gaussian_part
+from pg_dpml.privacy.budget import Releases, gaussian_part
 from pg_dpml.privacy.composed import ComposedNoise
 from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_mu
 from pg_dpml.privacy.relation import Relation
@@ -374,10 +374,10 @@ def delivered(method: str, table: tuple[int, int, int], epsilon: float) -> Deliv
         numbers += times * drawn.n_weights
         extra += 2.0 * times * drawn.n_weights * float(np.mean(errors**2))
     part = gaussian_part(plan.noise)
-    assert part is not None
+    assert isinstance(part, Releases)
     return Delivered(
         gaussian_mu(epsilon, plan.guarantee.delta),
-        part[0],
+        part.mu,
         math.sqrt(gaussian + extra),
         math.sqrt(gaussian) + resolution.sampler_mu(numbers),
         numbers,

@@ -7,6 +7,7 @@ privacy/README.md, "Budgets".
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -15,12 +16,25 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri_exp
 
+from pg_dpml.privacy import accounting
 from pg_dpml.privacy.composed import ComposedNoise
 from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_delta, gaussian_mu
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
+from pg_dpml.privacy.step_noise import StepNoise
 
-__all__ = ["RULES", "Cost", "cost_of", "epsilon_of", "gaussian_part", "limit_of", "zcdp_delta"]
+__all__ = [
+    "RULES",
+    "Cost",
+    "GaussianRun",
+    "PoissonSteps",
+    "Releases",
+    "cost_of",
+    "epsilon_of",
+    "gaussian_part",
+    "limit_of",
+    "zcdp_delta",
+]
 
 RULES = ("basic", "zcdp", "gdp")
 
@@ -31,6 +45,10 @@ _ROOM = 1e-9
 
 _OTHERS = Decimal("0.1")
 """Share of a budget's delta for what is not Gaussian noise; with the rest `loss` is converted."""
+
+_SPARE = 2.0**-14
+"""Share of a run's delta with which Poisson steps may be no Gaussian release: 1,638 runs of a budget's delta
+fill _OTHERS by it."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +97,55 @@ def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
     return Cost(_DOWN.create_decimal_from_float(loss * (1.0 - _ROOM)), others)
 
 
+@dataclass(frozen=True)
+class Releases:
+    """Gaussian noise on sums of a fixed sensitivity, all of a run together.
+
+    Attributes
+    ----------
+    mu : float
+        Sensitivity over standard deviation, under the relation of the run, and what the finite precision
+        of the sampler may add.
+    delta : float
+        What the end of the sampler's tail may add.
+    """
+
+    mu: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class PoissonSteps:
+    """Gaussian noise on sums over Poisson batches.
+
+    Attributes
+    ----------
+    multiplier : float
+        Standard deviation in units of the bound on one unit's share, with its head room for rounding.
+    sampling : float
+        As accounted for.
+    steps : int
+    precision : float
+        What the finite precision of the sampler may add to mu.
+    delta : float
+        What the end of the sampler's tail may add, and batches that are larger than accounted for.
+    """
+
+    multiplier: float
+    sampling: float
+    steps: int
+    precision: float
+    delta: float
+
+
+GaussianRun = Releases | PoissonSteps
+
+
 def cost_of(
     rule: str,
     epsilon: Decimal,
     delta: Decimal,
-    gaussian: tuple[float, float] | None,
+    gaussian: GaussianRun | None,
     *,
     run: Relation,
     budget: Relation,
@@ -95,7 +157,7 @@ def cost_of(
     rule : {"basic", "zcdp", "gdp"}
     epsilon, delta : Decimal
         Of the run, in (0, inf) and [0, 1).
-    gaussian : tuple of float or None
+    gaussian : Releases, PoissonSteps or None
         See `gaussian_part`.
     run, budget : Relation
         Which neighbours the guarantee of the run, and of the budget, is about. A zero row is one of the
@@ -108,46 +170,76 @@ def cost_of(
 
     Notes
     -----
-    Source: Dong, Roth & Su 2022 and Bun & Steinke 2016 for Gaussian releases; Kairouz, Oh & Viswanath 2015
+    Source: Dong, Roth & Su 2022 and Bun & Steinke 2016 for Gaussian noise; Kairouz, Oh & Viswanath 2015
     for all others; privacy/README.md, "Budgets".
     """
-    if run is Relation.ADD_REMOVE and budget is Relation.REPLACE_ONE:
+    twice = run is Relation.ADD_REMOVE and budget is Relation.REPLACE_ONE
+    whole, whole_delta = epsilon, delta
+    if twice:
         growth = math.exp(float(epsilon)) if epsilon < 700 else math.inf
-        delta = _ceiling(float(delta) * (1.0 + growth)) if delta else delta
-        epsilon, gaussian = 2 * epsilon, None
+        whole, whole_delta = 2 * epsilon, _ceiling(float(delta) * (1.0 + growth)) if delta else delta
+    whole_delta = min(whole_delta, Decimal(1))
     if rule == "basic":
-        return Cost(epsilon, min(delta, Decimal(1)))
-    if gaussian is not None:
-        mu, rest = gaussian
-        return Cost(_ceiling(mu**2 if rule == "gdp" else 0.5 * mu**2), _ceiling(rest))
+        return Cost(whole, whole_delta)
     if rule == "zcdp":
-        return Cost(_UP.divide(_UP.multiply(epsilon, epsilon), Decimal(2)), min(delta, Decimal(1)))
-    return Cost(_ceiling(_pure_mu(float(epsilon)) ** 2), min(delta, Decimal(1)))
+        cost = Cost(_UP.divide(_UP.multiply(whole, whole), Decimal(2)), whole_delta)
+    else:
+        cost = Cost(_ceiling(_pure_mu(float(whole)) ** 2), whole_delta)
+    if gaussian is None:
+        return cost
+    if isinstance(gaussian, Releases):
+        mu, rest = (2.0 * gaussian.mu if twice else gaussian.mu), gaussian.delta
+    else:
+        spare = _SPARE * float(delta)
+        mu = _poisson_mu(gaussian, spare, budget) + gaussian.precision
+        rest = gaussian.delta + spare * math.exp(gaussian.precision)
+    own = Cost(_ceiling(mu**2 if rule == "gdp" else 0.5 * mu**2), _ceiling(rest))
+    return min(own, cost, key=lambda one: one.loss)
 
 
-def gaussian_part(noise: object) -> tuple[float, float] | None:
-    """A run's noise as one Gaussian release.
+@functools.lru_cache(maxsize=64)
+def _poisson_mu(run: PoissonSteps, spare: float, relation: Relation) -> float:
+    """Kept, since a plan is often made twice and this can take a second."""
+    return accounting.subsampled_gaussian_mu(run.multiplier, run.sampling, run.steps, spare, relation)
 
-    Returns
-    -------
-    mu : float
-        Sensitivity over standard deviation, of all releases together.
-    delta : float
-        What the finite precision of the sampler may add.
+
+def gaussian_part(noise: object) -> GaussianRun | None:
+    """What a run's Gaussian noise says of it, beyond its epsilon and delta.
+
+    Parameters
+    ----------
+    noise : object
+        Of a plan.
 
     Notes
     -----
-    None for a run that is not, or not only, Gaussian noise on fixed sums. Source:
-    privacy/README.md, "One release" and "Full-batch gradients".
+    None for a run that is not, or not only, Gaussian noise on sums. Source: privacy/README.md, "One release",
+    "Full-batch gradients", "Noise at every step" and "Poisson batches".
     """
     if isinstance(noise, ReleaseNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
-        numbers = noise.n_weights
-        return noise.calibrated_sensitivity / noise.scale + sampler_mu(numbers), sampler_delta(numbers)
+        return _releases(noise.calibrated_sensitivity / noise.scale, noise.n_weights)
     if isinstance(noise, ComposedNoise):
         numbers = noise.steps * noise.n_weights if noise.gradient is not None else 0
         numbers += noise.moments.n_weights if noise.moments is not None else 0
-        return noise.mu + sampler_mu(numbers), sampler_delta(numbers)
+        return _releases(noise.mu, numbers)
+    if isinstance(noise, StepNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
+        if noise.accounted_sampling is None:
+            mu = math.sqrt(noise.passes) * noise.calibrated_sensitivity / noise.scale
+            return _releases(mu, noise.passes * noise.n_weights)
+        numbers = noise.steps * noise.n_weights
+        return PoissonSteps(
+            noise.noise_multiplier * noise.sensitivity / noise.calibrated_sensitivity,
+            noise.accounted_sampling,
+            noise.steps,
+            2.0 * sampler_mu(numbers),
+            sampler_delta(numbers) + noise.unlikely,
+        )
     return None
+
+
+def _releases(mu: float, numbers: int) -> Releases:
+    """With what the sampler takes of so many numbers. Source: privacy/README.md, "The sampler"."""
+    return Releases(mu + sampler_mu(numbers), sampler_delta(numbers))
 
 
 def epsilon_of(rule: str, loss: Decimal, delta: Decimal) -> float:

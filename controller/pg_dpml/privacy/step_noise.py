@@ -65,6 +65,10 @@ class StepNoise:
     score_stddev : float
         Of the noise that the steps add up to, in the score of a row of norm 1, if the curvature of the
         losses did not damp it: at most so much.
+    accounted_sampling : float or None
+        `sampling` with head room for the rounding of coins, as the accountant takes it.
+    unlikely : float
+        Share of delta that is left to Poisson batches larger than the rounding was bounded for.
     """
 
     kind: str
@@ -80,6 +84,8 @@ class StepNoise:
     n_weights: int
     multipliers: Mapping[str, float] = field(default_factory=dict)
     score_stddev: float = 0.0
+    accounted_sampling: float | None = None
+    unlikely: float = 0.0
 
     damped: ClassVar[bool] = True
 
@@ -319,6 +325,7 @@ def calibrate_poisson(
         )
     epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
     most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
+    unlikely = 2.0 * _UNLIKELY * delta
     delta = _delta_of_steps(delta)
     q = _accounted_sampling(sampling, n_units, steps)
     if accountant == "advanced":
@@ -337,7 +344,7 @@ def calibrate_poisson(
     change = relation.gradient_change(bound)
     noise = StepNoise(
         "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
-        sampling, name, n_weights,
+        sampling, name, n_weights, accounted_sampling=q, unlikely=unlikely,
     )  # fmt: skip
     return noise, warning
 
