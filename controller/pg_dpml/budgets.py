@@ -548,8 +548,8 @@ def _breach(
 
 
 def _least(enough: Callable[[Decimal], bool]) -> Decimal | None:
-    """The least epsilon of three digits, from 1e-12 to 1000, that is enough; None if none is."""
-    places = range(15 * 900 + 1)
+    """The least epsilon of three digits, from 1e-12 to 100, that is enough; None if none is."""
+    places = range(14 * 900 + 1)
     found = bisect_left(places, True, key=lambda place: enough(_of_three_digits(place)))
     return _of_three_digits(found) if found < len(places) else None
 

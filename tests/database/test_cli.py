@@ -251,7 +251,7 @@ def test_every_training_option_arrives(dpml: Dpml, spec: str) -> None:
         (("plan", "none.toml", "--epsilon", "1"), "none.toml: No such file"),
         (("plan", "SPEC"), "method auto needs epsilon: give one, such as --epsilon 1"),
         (("plan", "SPEC", "--delta", "0.1"), "--delta goes with --epsilon"),
-        (("plan", "SPEC", "--epsilon", "0"), "epsilon must be in [1e-12, 10000]"),
+        (("plan", "SPEC", "--epsilon", "0"), "epsilon must be in [1e-12, 100]"),
         (("plan", "SPEC", "--epsilon", "1", "--delta", "1"), "delta must be in [0, 1)"),
         (("plan", "SPEC", "--epsilon", "1", "--method", "magic"), "method must be one of auto, "),
         (("plan", "SPEC", "--epsilon", "1", "--radius", "1"), "radius belongs to method bolt-on or "),

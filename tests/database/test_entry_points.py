@@ -238,11 +238,11 @@ def test_an_open_drop_stops_nobody_else(database: str, connection: psycopg.Conne
 WHO = {
     "ledger.charged_by": "(dataset, model, method, private, mechanism) VALUES ('x', 'x', 'x', false, '{}')",
     "models.owner": f"(name, {MODEL}) VALUES ('x', {VALUES})",
-    "budgets.opened_by": "(dataset, rule, epsilon, delta, relation, tables, loss_limit, delta_limit) "
-    "VALUES ('x', 'basic', 1, 0, 'replace_one', '{}', 1, 0)",
+    "budgets.opened_by": "(dataset, rule, epsilon, delta, relation, tables, min_epsilon, min_delta, "
+    "max_delta, loss_limit, delta_limit) VALUES ('x', 'basic', 1, 0, 'replace_one', '{}', 0.001, 0, 0, 1, 0)",
     "budget_entries.entered_by": "(dataset, turn, request, loss, delta) VALUES ('offered', 1, 'x', 0, 0)",
-    "datasets.registered_by": "(name, role, source, source_owner, spec, max_epsilon, max_passes) "
-    "VALUES ('free', 'dpml_analyst', 'x', 'x', 'x', 1, 1)",
+    "datasets.registered_by": "(name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, "
+    "max_delta, max_passes) VALUES ('free', 'dpml_analyst', 'x', 'x', 'x', 0.001, 1, 0, 0, 1)",
     "requests.requested_by": "(dataset, model, options) VALUES ('offered', 'x', '{}')",
     "drops.dropped_by": "(model) VALUES ('x')",
 }
@@ -280,10 +280,11 @@ def test_no_function_and_no_column_is_left_out(connection: psycopg.Connection) -
 @pytest.fixture
 def curators(connection: psycopg.Connection) -> Iterator[None]:
     """Mallory is one; of two budgets one has an offer."""
+    quoted, offered, free = "'x'", "'offered'", "'free'"
     connection.execute(
         "GRANT dpml_curator TO mallory; DROP VIEW IF EXISTS dpml.ledger_in_use; "
-        f"INSERT INTO dpml.budgets {WHO['budgets.opened_by'].replace('x', 'offered', 1)}; "
-        f"INSERT INTO dpml.budgets {WHO['budgets.opened_by'].replace('x', 'free', 1)}; "
+        f"INSERT INTO dpml.budgets {WHO['budgets.opened_by'].replace(quoted, offered, 1)}; "
+        f"INSERT INTO dpml.budgets {WHO['budgets.opened_by'].replace(quoted, free, 1)}; "
         f"INSERT INTO dpml.datasets {WHO['datasets.registered_by'].replace('free', 'offered')}; "
         "ALTER TABLE dpml.drops DISABLE TRIGGER carry_out_drop".encode()
     )

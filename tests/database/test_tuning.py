@@ -365,7 +365,7 @@ def test_time_is_not_told_where_passes_are_not(database: str) -> None:
             GRID,
             "3 candidates need at least 8 rows",
         ),
-        (people.spec(), PrivacySpec(1.0, 1e-30), GRID, "candidate radius = 1e-06: delta"),
+        (people.spec(), PrivacySpec(1.0, 1e-38), GRID, "candidate radius = 1e-06: delta"),
         (people.spec("binary", "nowhere"), PRIVACY, GRID, "table nowhere does not exist"),
     ],
 )
