@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mpmath import mp, mpf
 
+import ziggurat
 from neighbours import FloatArray
 from pg_dpml._kernels import ffi as _untyped_ffi
 from pg_dpml._kernels import lib as _untyped_lib
@@ -33,28 +32,13 @@ mp.dps = 60
 LongArray = npt.NDArray[np.longdouble]
 
 STRIPS = 256
-PLACES = 2**55
-"""Of a strip on one side of 0, and of a piece of the tail."""
-
 PIECES = 64
 PIECE = 2**59
 """Length of a piece of the tail, in 2^-61 of a standard deviation as all lengths are."""
 
 WORDS = 2**64
 
-_HEADER = Path(__file__).resolve().parents[1] / "udas" / "kernels" / "ziggurat.h"
-
-
-def _table(name: str) -> list[str]:
-    text = _HEADER.read_text()
-    body = text[text.index("= {", text.index(f"{name}[")) :]
-    return re.findall(r"\d[\d.e+-]*", body[: body.index("};")])
-
-
-EDGES = [int(number) for number in _table("ziggurat_edges")]
-KEPT_PIECES = [float(number) for number in _table("ziggurat_tail")]
-INSIDE = [EDGES[i + 1] * PLACES // EDGES[i] for i in range(STRIPS)]
-"""Places of a strip that lie wholly under the curve."""
+EDGES, INSIDE, PLACES, KEPT_PIECES = ziggurat.EDGES, ziggurat.INSIDE, ziggurat.PLACES, ziggurat.TAIL
 
 TAIL = float(Fraction(EDGES[0] * INSIDE[0], PLACES * 2**61))
 """Where the tail begins, in standard deviations."""

@@ -191,6 +191,25 @@ def test_random_numbers_come_from_the_operating_system() -> None:
         assert not re.search(r"np\.random|default_rng|\bseed\s*[=(]", path.read_text(encoding="utf-8")), path
 
 
+@pytest.mark.parametrize(
+    ("made", "places"),
+    [
+        (r"\b(noise|release)_grid\(", {"kernels", "privacy.resolution"}),
+        (r"\bReleaseNoise\(", {"privacy.composed", "privacy.mechanisms"}),
+        (r"\bStepNoise\(", {"privacy.step_noise"}),
+        (r"\.(gaussian|knorm)\(", {"privacy.mechanisms"}),
+    ],
+)
+def test_grids_and_noise_come_from_one_place(made: str, places: set[str]) -> None:
+    """No method can choose a grid of its own, or draw noise beside it."""
+    found = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for path in PACKAGE.rglob("*.py")
+        if re.search(made, path.read_text())
+    }
+    assert found == places
+
+
 PUBLIC = [
     "BudgetError",
     "Column",

@@ -399,6 +399,8 @@ dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out)
 {
 	const Steps steps = begin_steps(stddev);
 	const __int128 half = (__int128) 1 << (steps.shift - 1);
+	/* the high digits of what is beyond a point; a place, shorter than 2^64, reaches over it only if all are ones */
+	const int64_t last = (INT64_C(1) << (steps.shift - 64)) - 1;
 
 	for (int64_t i = 0; i < n;)
 	{
@@ -415,12 +417,11 @@ dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out)
 			int			strip = strip_of(words[j]);
 			int64_t		number = number_of(words[j]);
 			int64_t		width = scaled(&steps, ziggurat_edges[strip]);
-			__int128	from = (__int128) number * width + half;
-			int64_t		point = whole_steps(&steps, from);
+			int64_t		high = (int64_t) (((__int128) number * width + half) >> 64);
 
-			if (!is_inside(strip, number) || point != whole_steps(&steps, from + width - 1))
+			if (!is_inside(strip, number) || (high & last) == last)
 				break;
-			out[i + j] = (double) point;
+			out[i + j] = (double) (high >> (steps.shift - 64));
 		}
 		i += j;
 		rng->used += (int32_t) j;
