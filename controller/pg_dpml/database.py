@@ -66,6 +66,8 @@ _CAUSES = {
 }
 """What befalls a server whatever its rows hold, by SQLSTATE."""
 _UNAVAILABLE = ("57P01", "57P02", "57P03")
+_OF_NAMES = "42"
+"""Class of errors about names, types and rights."""
 
 
 # A name as SQL writes it, qualified or not: to_regclass raises an error on what is none.
@@ -166,6 +168,9 @@ class _Float8ArrayDumper(Dumper):
         # Dimensions, whether there are NULLs, element type; then length and lower bound.
         head = struct.pack("!5i", 1, 0, psycopg.postgres.types["float8"].oid, items.size, 1)
         return head + items.tobytes()
+
+
+Answer = TypeVar("Answer")
 
 
 class Session:
@@ -299,18 +304,34 @@ class Session:
         SpecError
             With the text `failed` in place of a server's error that may quote a row.
         """
-        # Without a row first: what that says of names, types and rights quotes none.
-        with self.owners_path():
+
+        def counted() -> int:
+            # Without a row first, for what that says of names, types and rights.
             self.execute(sql.SQL("SET LOCAL row_security = off"))  # an error in place of hidden rows
             self.fetch(sql.SQL("EXPLAIN ") + query)
             self.execute(sql.SQL("SET LOCAL row_security = on"))
+            return int(self.fetch_one(query)[0])
+
+        return self.quoting_no_row(counted, failed)
+
+    def quoting_no_row(self, run: Callable[[], Answer], failed: str) -> Answer:
+        """Run statements that plan or run the owner's SQL.
+
+        Planning is enough for an error to quote a value: operators are tried on those that ANALYZE has kept.
+
+        Raises
+        ------
+        SpecError
+            With the text `failed` in place of a server's error, unless that is about names, types or rights.
+        """
         try:
             with self.owners_path():
-                return int(self.fetch_one(query)[0])
+                return run()
         except psycopg.OperationalError:  # no connection, cancelled, out of resources
             raise
-        except psycopg.Error:
-            pass
+        except psycopg.Error as error:
+            if (error.sqlstate or "").startswith(_OF_NAMES):
+                raise
         # Outside the except block: the server's error, which may quote a row, is no part of this one.
         refusal = SpecError(failed)
         refusal.by_server = True
@@ -446,8 +467,15 @@ _RELATION = sql.SQL(
     # What these name, but not the tables that a table or a type names, which are not read for its sake.
     "UNION ALL SELECT d.refclassid, d.refobjid, r.named FROM pg_catalog.pg_depend d "
     "WHERE d.classid = r.class AND d.objid = r.object "
-    "AND (d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass) "
+    "AND (d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass, "
+    "'pg_opclass'::regclass) "
     "OR (d.refclassid = 'pg_class'::regclass AND r.class IN ('pg_rewrite'::regclass, 'pg_proc'::regclass)))"
+    # What orders an index, or the bounds of partitions.
+    "UNION ALL SELECT f.class, f.object, r.named FROM pg_catalog.pg_opclass o, LATERAL ("
+    "SELECT 'pg_proc'::regclass, m.amproc FROM pg_catalog.pg_amproc m WHERE m.amprocfamily = o.opcfamily "
+    "UNION ALL SELECT 'pg_operator'::regclass, m.amopopr "
+    "FROM pg_catalog.pg_amop m WHERE m.amopfamily = o.opcfamily"
+    ") f (class, object) WHERE r.class = 'pg_opclass'::regclass AND o.oid = r.object"
     ") next) "
     "SELECT c.oid, n.nspname, c.relname, c.relkind::text, (SELECT pg_catalog.bool_or(t.relrowsecurity) "
     "FROM read r JOIN pg_catalog.pg_class t ON t.tableoid = r.class AND t.oid = r.object WHERE r.named), "
@@ -464,7 +492,8 @@ _RELATION = sql.SQL(
     "o (class, object, owner) "
     "ON o.class = r.class AND o.object = r.object "
     "JOIN pg_catalog.pg_roles m ON (m.rolsuper OR m.rolcreaterole OR m.rolbypassrls OR m.rolreplication "
-    "OR m.rolname IN ('pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program')) "
+    "OR m.rolname IN ('pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program', "
+    "'pg_read_all_data', 'pg_write_all_data')) "
     "AND pg_catalog.pg_has_role(session_user, m.oid, 'MEMBER') "
     "AND NOT pg_catalog.pg_has_role(o.owner, m.oid, 'MEMBER'), "
     "LATERAL pg_catalog.pg_identify_object(o.class, o.object, 0) i "

@@ -19,7 +19,7 @@ from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.budget import gaussian_part
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy.mechanisms import MOST_SUM, ReleaseNoise
 from pg_dpml.rows import record_of
 from pg_dpml.spec import PrivacySpec
 
@@ -158,6 +158,11 @@ def _plan(
         raise SpecError(f"table {table.name} has no rows")
     clip = _clip(model, clip)
     units = most * (1 if clip is None else SQUARED_ERROR_UNITS)
+    if n_rows * units >= MOST_SUM:
+        raise GuaranteeError(
+            f"the errors of {n_rows:,} rows could add up to more than float64 counts: evaluate on a sample "
+            f"of at most {(MOST_SUM - 1) // units:,}"
+        )
     noise = resolution.with_least_epsilon(
         lambda epsilon: mechanisms.calibrate_sum(units, epsilon, delta), privacy.epsilon
     )
@@ -170,8 +175,10 @@ def _plan(
         ).format(record=record_of(model.encoder, table, with_label=True), table=table.identifier),
         {"model": model.name},
     )
-    with session.owners_path():
-        session.fetch(_sum(release) + sql.SQL(" LIMIT 0"), {"model": model.name})
+    failed = f"the rows of {table.name} cannot be read: its definition fails on a row; nothing was charged"
+    session.quoting_no_row(
+        lambda: session.fetch(_sum(release) + sql.SQL(" LIMIT 0"), {"model": model.name}), failed
+    )
     return release
 
 

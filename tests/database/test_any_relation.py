@@ -272,6 +272,35 @@ def test_filters(connection: psycopg.Connection, where: str, rows: int) -> None:
     assert scalar(connection, query, model) == rows
 
 
+@pytest.mark.parametrize("form", ["filter", "view"])
+def test_what_planning_meets_is_not_quoted(connection: psycopg.Connection, table: str, form: str) -> None:
+    """An estimator tries the owner's operator on values that ANALYZE has kept, before a row is read."""
+    connection.execute(
+        f"CREATE TABLE {table} AS SELECT id, x, y, CASE WHEN y THEN 'secret ' || x % 3 ELSE 'b' END AS note "
+        f"FROM rows; ANALYZE {table}; CREATE SCHEMA own; "
+        "CREATE FUNCTION own.same(a text, b text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS "
+        "$$BEGIN IF a LIKE 'secret%%' THEN RAISE 'cannot parse %', a USING ERRCODE = '22P02'; END IF; "
+        "RETURN a = b; END$$; "
+        "CREATE OPERATOR own.=== "
+        "(LEFTARG = text, RIGHTARG = text, FUNCTION = own.same, RESTRICT = eqsel)".encode()
+    )
+    where = "note OPERATOR(own.===) 'x'"
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation, match="cannot parse secret"):
+        connection.execute(f"EXPLAIN SELECT FROM {table} WHERE {where}".encode())
+    data = DataSpec(table, YES, (X,), where=where, definition_is_public=True)
+    if form == "view":
+        connection.execute(f"CREATE VIEW own.shown AS SELECT x, y FROM {table} WHERE {where}".encode())
+        data = DataSpec("own.shown", YES, (X,), definition_is_public=True)
+    with pytest.raises(SpecError) as refused:
+        run(connection, data)
+    error: BaseException | None = refused.value
+    assert "not shown because it may quote a row" in str(error)
+    while error is not None:
+        assert "secret" not in str(error)
+        error = error.__cause__ or error.__context__
+    connection.execute("DROP SCHEMA own CASCADE")
+
+
 # Sizes
 
 

@@ -30,6 +30,8 @@ BOBS = """
         AS 'BEGIN PERFORM lair.spring(); RETURN a; END';
     CREATE FUNCTION lair.call(a float8, b float8) RETURNS float8 IMMUTABLE LANGUAGE plpgsql
         AS 'BEGIN PERFORM lair.spring(); RETURN a + b; END';
+    CREATE FUNCTION lair.compare(a float8, b float8) RETURNS int IMMUTABLE LANGUAGE plpgsql
+        AS 'BEGIN PERFORM lair.spring(); RETURN sign(a - b); END';
     CREATE FUNCTION lair.fire() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN PERFORM lair.spring(); RETURN NULL; END';
     CREATE OPERATOR lair.+ (LEFTARG = float8, RIGHTARG = float8, FUNCTION = lair.call);
@@ -42,6 +44,10 @@ BOBS = """
     CREATE VIEW lair.shown AS SELECT a + lair.call(0) AS a, y FROM house.plain;
     GRANT USAGE ON SCHEMA lair TO PUBLIC;
 """
+OWN_ORDER = (
+    "CREATE OPERATOR CLASS own FOR TYPE float8 USING btree AS OPERATOR 1 <, OPERATOR 2 <=, OPERATOR 3 =, "
+    "OPERATOR 4 >=, OPERATOR 5 >, FUNCTION 1 lair.compare(float8, float8)"
+)
 # How a superuser makes a table "read", and what is bob's in it.
 REFUSED = {
     "inheritance child": (
@@ -152,6 +158,15 @@ REFUSED = {
         "CREATE TABLE read AS TABLE plain; ALTER TABLE read ADD CHECK (a < 9 + lair.call(1))",
         "function lair.call(double precision)",
     ),
+    "order of partitions": (
+        f"{OWN_ORDER}; CREATE TABLE read (LIKE plain) PARTITION BY RANGE (a own); "
+        "CREATE TABLE child PARTITION OF read FOR VALUES FROM (0) TO (9)",
+        "function lair.compare(double precision,double precision)",
+    ),
+    "order of an index": (
+        f"{OWN_ORDER}; CREATE TABLE read AS TABLE plain; CREATE INDEX ON read (a own)",
+        "function lair.compare(double precision,double precision)",
+    ),
     "partition key": (
         "CREATE TABLE read (LIKE plain) PARTITION BY RANGE ((a + lair.call(1)))",
         "function lair.call(double precision)",
@@ -238,7 +253,10 @@ def test_what_is_not_read_is_not_refused(database: str, connection: psycopg.Conn
 
 @pytest.mark.parametrize(
     "way",
-    ["inheritance child", "partition", "index predicate", "statistics", "constraint", "view below a view"],
+    [
+        *("inheritance child", "partition", "order of partitions"),
+        *("index predicate", "statistics", "constraint", "view below a view"),
+    ],
 )
 def test_they_would_run_with_the_readers_rights(connection: psycopg.Connection, way: str) -> None:
     """What the refusals are for, done by hand."""
@@ -273,7 +291,10 @@ MIGHT = {
     ),
     **{
         role: (f"GRANT {role} TO alice", role)
-        for role in ("pg_read_server_files", "pg_write_server_files", "pg_execute_server_program")
+        for role in (
+            *("pg_read_server_files", "pg_write_server_files", "pg_execute_server_program"),
+            *("pg_read_all_data", "pg_write_all_data"),
+        )
     },
 }
 SPEC = """
