@@ -343,3 +343,11 @@ def test_release_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     noise = mechanisms.calibrate(0.01, 0.0, 3, 1.0, 1e-6)
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         mechanisms.release(np.zeros(shape), noise, Noise())
+
+
+def test_sums_that_float64_does_not_count_are_refused() -> None:
+    noise = mechanisms.calibrate_sum(1, 1.0, 0.0)
+    assert abs(mechanisms.release_sum(mechanisms.MOST_SUM - 1, noise, Noise()) - mechanisms.MOST_SUM) < 100
+    for total in (mechanisms.MOST_SUM, -mechanisms.MOST_SUM):
+        with pytest.raises(ValueError, match="total must be in"):
+            mechanisms.release_sum(total, noise, Noise())

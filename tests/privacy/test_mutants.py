@@ -373,8 +373,8 @@ MUTANTS = [
     Mutant(
         "tail-of-an-exponential",
         "udas/kernels/noise.c",
-        "return exp(-beyond * (from + 0.5 * beyond));",
-        "return exp(-beyond * from);",
+        "return exp(-beyond * edge - beyond * (0.25 * piece + 0.5 * beyond));",
+        "return exp(-beyond * edge - beyond * 0.25 * piece);",
         f"{TEST_NOISE}::test_shares_are_right_to_50_bits",
     ),
     Mutant(

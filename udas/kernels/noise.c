@@ -257,10 +257,11 @@ dpml_normal_under_curve(int32_t strip, int64_t number)
 double
 dpml_normal_in_tail(int32_t piece, int64_t number)
 {
-	double		from = (double) ziggurat_edges[1] * 0x1p-61 + 0.25 * piece;
+	double		edge = (double) ziggurat_edges[1] * 0x1p-61;
 	double		beyond = ((double) number + 0.5) * 0x1p-57;
 
-	return exp(-beyond * (from + 0.5 * beyond));
+	/* in two parts, as the sum of both would be rounded */
+	return exp(-beyond * edge - beyond * (0.25 * piece + 0.5 * beyond));
 }
 
 /* Beyond the last edge: a piece a quarter long, drawn with the chance 2^-(j + 1), and a place in it, both thinned. */

@@ -26,6 +26,7 @@ from pg_dpml.privacy.resolution import (
 )
 
 __all__ = [
+    "MOST_SUM",
     "ReleaseNoise",
     "best_mu",
     "calibrate",
@@ -46,6 +47,10 @@ __all__ = [
 _ULP = 2.0**-52
 _ROUND_UP = 1.0 + 2.0**-40
 """Head room, far above the rounding of one formula, that keeps a scale on the private side."""
+
+
+MOST_SUM = 2**52
+"""Above every sum of integers that can be released: with its noise it is whole in float64."""
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -579,6 +584,6 @@ def release_sum(total: int, noise: ReleaseNoise, source: Noise) -> int:
     -----
     Source: privacy/README.md, "Scores and errors".
     """
-    if abs(total) >= 2**52:
+    if abs(total) >= MOST_SUM:
         raise ValueError("total must be in (-2^52, 2^52)")
     return int(release(np.array([float(total)]), noise, source)[0])

@@ -350,14 +350,17 @@ def with_least_epsilon(attempt: Callable[[float], Planned], epsilon: float) -> P
     low, least = epsilon, MOST_EPSILON
     if not possible(least):
         raise reason
-    while least > 1.05 * low:
+    while least > 1.01 * low:
         middle = math.sqrt(low * least)
         low, least = (low, middle) if possible(middle) else (middle, least)
     least = next(rounded for rounded in (_rounded_up(least), least) if possible(rounded))
-    raise ResolutionError(f"{reason}: take epsilon = {least:.12g} or more") from None
+    raise ResolutionError(
+        f"epsilon = {epsilon:g} is too small for the precision of this run's noise: take epsilon = "
+        f"{least:.12g} or more ({reason})"
+    ) from None
 
 
 def _rounded_up(value: float) -> float:
-    """To two digits."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{math.ceil(value / unit) * unit:.2g}")
+    """To three digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.ceil(value / unit) * unit:.3g}")
