@@ -347,7 +347,7 @@ BEGIN
 	IF jsonb_typeof(NEW.options) <> 'object' OR octet_length(NEW.options::text) > 10000 THEN
 		RAISE EXCEPTION 'options must be a JSON object of at most 10000 bytes'
 			USING ERRCODE = 'invalid_parameter_value',
-			HINT = 'Such as {"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on"}}.';
+			HINT = 'Such as {"privacy": {"epsilon": 0.3}, "training": {"method": "dp-gd"}}.';
 	END IF;
 	IF (SELECT count(*) FROM dpml.requests q WHERE q.state = 'waiting' AND q.requested_by = current_user) >= 100 THEN
 		RAISE EXCEPTION '100 requests of role % are waiting', current_user
@@ -770,7 +770,7 @@ WHEN 'requests' THEN
 dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
 Members of ROLE with dpml_analyst ask for models, and own them:
 SELECT name, role, spec, min_epsilon, max_epsilon, max_delta FROM dpml.datasets WHERE offered;
-CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on"}}'');
+CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.3}, "training": {"method": "dp-gd"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
 CALL goes outside a transaction block only, and a request is seen once it is committed.
 What is committed is run and charged, even if the session ends.

@@ -44,7 +44,8 @@ __all__ = [
 ]
 
 _LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
-_MOST_EPSILON = Decimal(1000)
+_MOST_EPSILON = {"basic": Decimal(1000), "zcdp": Decimal(100), "gdp": Decimal(100)}
+_LEAST_BASIC_DELTA = Decimal("1e-30")
 _LEAST_DELTA = Decimal("1e-100")
 _LEAST_SHARE = Decimal("0.001")
 """What a charge costs at least of a budget, unless its owner says otherwise."""
@@ -231,9 +232,9 @@ def open_budget(
     dataset : str
         A new name, 1 to 200 characters.
     epsilon : Decimal
-        In (0, 1000].
+        In (0, 100]; up to 1000 for rule "basic".
     delta : Decimal
-        In [0, 1); at least 1e-100 but for rule "basic".
+        In [1e-30, 1) for rule "basic", else in [1e-100, 1).
     rule : {"basic", "zcdp", "gdp"}
     relation : Relation
         Runs with guarantees of the other one are converted.
@@ -260,10 +261,16 @@ def open_budget(
         raise SpecError("dataset must have 1 to 200 characters")
     if rule not in RULES:
         raise SpecError(f"rule must be one of {', '.join(RULES)}, not {rule!r}")
-    if not (epsilon.is_finite() and 0 < epsilon <= _MOST_EPSILON):
-        raise SpecError(f"epsilon must be in (0, {_MOST_EPSILON}], not {epsilon}")
+    most = _MOST_EPSILON[rule]
+    if not (epsilon.is_finite() and 0 < epsilon <= most):
+        raise SpecError(f"epsilon must be in (0, {most}] for rule {rule}, not {epsilon}")
     if not (delta.is_finite() and 0 <= delta < 1):
         raise SpecError(f"delta must be in [0, 1), not {delta}")
+    if rule == "basic" and delta < _LEAST_BASIC_DELTA:
+        raise SpecError(
+            f"delta must be at least {_LEAST_BASIC_DELTA}: the noise of a run with delta = 0 takes a delta "
+            f"of 1e-36 for each number of the model; give {_LEAST_BASIC_DELTA}"
+        )
     if rule != "basic" and delta < _LEAST_DELTA:
         raise SpecError(
             f"delta must be at least {_LEAST_DELTA} for rule {rule}, which converts with it: give one well "
@@ -456,9 +463,10 @@ def charge(
         if breach is not None:
             raise BudgetError(f"{breach}: nothing was charged")
         if not Outlook(budget, cost, left).fits:
+            less = "" if cost.loss > left.cost.loss else ", by a smaller delta"
             raise BudgetError(
                 f"the budget of data set {budget.dataset} ({budget.meaning}) has {budget.amount(left.cost)} "
-                f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less"
+                f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less{less}"
             )
     entry = registry.charge(
         session,
@@ -520,7 +528,7 @@ def _breach(
     if cost.loss > limit_of(budget.rule, terms.max_epsilon, budget.delta).loss:
         return (
             f"one request may cost at most epsilon = {_short(terms.max_epsilon)} {by}, as {terms.source} has "
-            f"it, and {costs}; ask for less, or for a smaller delta"
+            f"it, and {costs}; take a smaller epsilon"
         )
     if not terms.min_delta <= delta <= terms.max_delta:
         return (

@@ -744,7 +744,7 @@ def read_only(dsn: str, tmp_path: Path) -> None:
         ["evaluate", "m", "--table", "people", "--epsilon", "1"],
         ["predict", "m", "--table", "people", "--id", "id", "--into", "predictions"],
         ["drop", "m", "--yes"],
-        ["budget", "open", "census", "--epsilon", "1", "--delta", "0", "--rule", "basic"],
+        ["budget", "open", "census", "--epsilon", "1", "--delta", "1e-9", "--rule", "basic"],
     ):
         shown = cli(*command, dsn=dsn)
         assert shown.exit_code == 3, (command, shown.output)

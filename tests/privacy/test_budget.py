@@ -21,6 +21,7 @@ from pg_dpml.privacy.budget import (
     RULES,
     Cost,
     PoissonSteps,
+    PureReleases,
     Releases,
     cost_of,
     epsilon_of,
@@ -160,7 +161,15 @@ def test_the_gaussian_part_of_a_release() -> None:
     assert isinstance(part, Releases)
     assert part.mu == pytest.approx(gaussian_mu(1.0, 1e-6), rel=1e-9)
     assert part.delta == resolution.sampler_delta(50)
-    assert gaussian_part(calibrate(0.01, 0.0, 50, 1.0, 0.0)) is None  # K-norm
+    pure = gaussian_part(calibrate(0.01, 0.0, 50, 1.0, 0.0))
+    assert pure == PureReleases(resolution.sampler_delta(50))  # K-norm
+    for rule in RULES:
+        whole = plain_cost(rule, 1.0, 1e-6)
+        cost = cost_of(rule, Decimal(1), Decimal("1e-6"), pure, run=REPLACE, budget=REPLACE)
+        assert cost.loss == whole.loss
+        assert float(cost.delta) == pytest.approx(resolution.sampler_delta(50), rel=1e-8)
+        twice = cost_of(rule, Decimal(1), Decimal("1e-6"), pure, run=ZERO, budget=REPLACE)
+        assert float(twice.delta) == pytest.approx((1 + math.e) * resolution.sampler_delta(50), rel=1e-8)
     assert gaussian_part(ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 50)) is None  # constant
 
 

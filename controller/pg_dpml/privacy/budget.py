@@ -28,6 +28,7 @@ __all__ = [
     "Cost",
     "GaussianRun",
     "PoissonSteps",
+    "PureReleases",
     "Releases",
     "cost_of",
     "epsilon_of",
@@ -138,7 +139,20 @@ class PoissonSteps:
     delta: float
 
 
-GaussianRun = Releases | PoissonSteps
+@dataclass(frozen=True)
+class PureReleases:
+    """K-norm noise: the run has its epsilon without its delta.
+
+    Attributes
+    ----------
+    delta : float
+        What the end of the sampler's tail may add.
+    """
+
+    delta: float
+
+
+GaussianRun = Releases | PoissonSteps | PureReleases
 
 
 def cost_of(
@@ -157,7 +171,7 @@ def cost_of(
     rule : {"basic", "zcdp", "gdp"}
     epsilon, delta : Decimal
         Of the run, in (0, inf) and [0, 1).
-    gaussian : Releases, PoissonSteps or None
+    gaussian : Releases, PoissonSteps, PureReleases or None
         See `gaussian_part`.
     run, budget : Relation
         Which neighbours the guarantee of the run, and of the budget, is about. A zero row is one of the
@@ -173,6 +187,8 @@ def cost_of(
     Source: Dong, Roth & Su 2022 and Bun & Steinke 2016 for Gaussian noise; Kairouz, Oh & Viswanath 2015
     for all others; privacy/README.md, "Budgets".
     """
+    if isinstance(gaussian, PureReleases):
+        delta, gaussian = min(delta, _ceiling(gaussian.delta)), None
     twice = run is Relation.ADD_REMOVE and budget is Relation.REPLACE_ONE
     whole, whole_delta = epsilon, delta
     if twice:
@@ -204,7 +220,7 @@ def _poisson_mu(run: PoissonSteps, spare: float, relation: Relation) -> float:
 
 
 def gaussian_part(noise: object) -> GaussianRun | None:
-    """What a run's Gaussian noise says of it, beyond its epsilon and delta.
+    """What a run's noise says of it, beyond its epsilon and delta.
 
     Parameters
     ----------
@@ -216,6 +232,8 @@ def gaussian_part(noise: object) -> GaussianRun | None:
     None for a run that is not, or not only, Gaussian noise on sums. Source: privacy/README.md, "One release",
     "Full-batch gradients", "Noise at every step" and "Poisson batches".
     """
+    if isinstance(noise, ReleaseNoise) and noise.kind == "k-norm" and noise.scale > 0.0:
+        return PureReleases(sampler_delta(noise.n_weights))
     if isinstance(noise, ReleaseNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
         return _releases(noise.calibrated_sensitivity / noise.scale, noise.n_weights)
     if isinstance(noise, ComposedNoise):
