@@ -267,7 +267,7 @@ def released_again(delta: float) -> tuple[ReleaseNoise, FloatArray, FloatArray]:
 
     with pytest.raises(ResolutionError, match="take epsilon = ") as refusal:
         resolution.with_least_epsilon(calibrate, 1e-12)
-    least = float(str(refusal.value).split("epsilon = ")[-1].split()[0])
+    least = float(str(refusal.value).split("take epsilon = ")[1].split()[0])
     noise = calibrate(least)
     assert noise.kind == ("gaussian" if delta else "k-norm")
     assert 2.0**44.5 < noise.score_stddev / noise.grid <= 2.0**45

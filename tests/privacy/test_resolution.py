@@ -277,7 +277,7 @@ def check_all(plan: Callable[[float], object], check: Callable[[Any], None]) -> 
             refusals[epsilon] = str(error)
     named = []
     for epsilon, refusal in refusals.items():
-        found = re.search(r"take epsilon = (\S+) or more$", refusal)
+        found = re.search(r"take epsilon = (\S+) or more \(", refusal)
         assert found, refusal
         named.append(float(found.group(1)))
         assert named[-1] > epsilon
