@@ -7,6 +7,7 @@ nobody can add an entry without having seen the one before.
 
 from __future__ import annotations
 
+import math
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy.budget import RULES, Cost, GaussianRun, cost_of, epsilon_of, limit_of
 from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec import MOST_EPSILON
 
 __all__ = [
     "Budget",
@@ -44,7 +46,7 @@ __all__ = [
 ]
 
 _LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
-_MOST_EPSILON = {"basic": Decimal(1000), "zcdp": Decimal(100), "gdp": Decimal(100)}
+_MOST_EPSILON = {"basic": Decimal(1000), **dict.fromkeys(("zcdp", "gdp"), Decimal(int(MOST_EPSILON)))}
 _LEAST_BASIC_DELTA = Decimal("1e-30")
 _LEAST_DELTA = Decimal("1e-100")
 _LEAST_SHARE = Decimal("0.001")
@@ -557,7 +559,7 @@ def _breach(
 
 def _least(enough: Callable[[Decimal], bool]) -> Decimal | None:
     """The least epsilon of three digits, from 1e-12 to 100, that is enough; None if none is."""
-    places = range(14 * 900 + 1)
+    places = range(900 * round(math.log10(MOST_EPSILON) + 12.0) + 1)
     found = bisect_left(places, True, key=lambda place: enough(_of_three_digits(place)))
     return _of_three_digits(found) if found < len(places) else None
 

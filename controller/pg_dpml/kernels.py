@@ -339,11 +339,6 @@ class Noise:
         self._rng = ffi.new("DpmlRng *")
         lib.dpml_rng_start(self._rng, key)
 
-    def coin(self, probability: float) -> bool:
-        """True with just that probability, in [0, 1]."""
-        require(0.0 <= probability <= 1.0, "probability must be in [0, 1]")
-        return bool(lib.dpml_rng_coin(self._rng, probability))
-
     def misses(self, probability: float) -> int:
         """Misses before the next hit of a coin that hits with a probability in (0, 1].
 

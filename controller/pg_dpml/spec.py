@@ -37,6 +37,9 @@ __all__ = [
 FILL_IN = "FILL IN"
 """What a template has where only a person knows."""
 
+MOST_EPSILON = 100.0
+"""Largest epsilon of a run. Above it the end of the sampler's tail is worth more than is taken for it."""
+
 SCALES = ("center", "zero_based", "standard")
 NORMS = ("normalize", "clip")
 METHODS = (
@@ -524,7 +527,7 @@ class PrivacySpec:
     relation: Relation = Relation.REPLACE_ONE
 
     def __post_init__(self) -> None:
-        _between(self.epsilon, "epsilon", 1e-12, 100.0)
+        _between(self.epsilon, "epsilon", 1e-12, MOST_EPSILON)
         object.__setattr__(self, "epsilon", float(self.epsilon))
         delta = _number(self.delta, "delta")
         if delta is not None and not 0.0 <= delta < 1.0:

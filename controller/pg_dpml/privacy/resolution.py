@@ -15,13 +15,14 @@ from typing import TypeVar
 
 from pg_dpml.errors import GuaranteeError, ResolutionError
 from pg_dpml.kernels import MOST_STEPS, noise_grid
+from pg_dpml.spec import MOST_EPSILON
 
 __all__ = [
-    "MOST_EPSILON",
     "ROUNDING_LIMIT",
     "release_grid",
     "release_room",
     "require_resolved",
+    "require_share",
     "sampler_delta",
     "sampler_epsilon",
     "sampler_knorm_epsilon",
@@ -31,9 +32,6 @@ __all__ = [
 ]
 
 Planned = TypeVar("Planned")
-
-MOST_EPSILON = 100.0
-"""Above it the end of the sampler's tail would be worth more than `TAIL`."""
 
 GRID_FRACTION = 2.0**-20
 """A release's grid step times sqrt(dimension) is at most this share of the sensitivity; a step's grid
