@@ -286,7 +286,8 @@ MIGHT = {
     "REPLICATION": ("ALTER ROLE alice REPLICATION", "alice (REPLICATION)"),
     "SUPERUSER by membership": ("GRANT postgres TO alice", "postgres (SUPERUSER)"),
     "CREATEROLE by SET ROLE only": (
-        "CREATE ROLE wardens CREATEROLE; ALTER ROLE alice NOINHERIT; GRANT wardens TO alice",
+        "CREATE ROLE wardens CREATEROLE; CREATE ROLE stairs NOINHERIT; "
+        "GRANT wardens TO stairs; GRANT stairs TO alice",
         "wardens (CREATEROLE)",
     ),
     **{
@@ -314,7 +315,7 @@ def curators(connection: psycopg.Connection) -> Iterator[None]:
     yield
     connection.execute(
         "REVOKE dpml_curator FROM bob; DROP OWNED BY alice CASCADE; DROP ROLE alice; "
-        "DROP ROLE IF EXISTS wardens"
+        "DROP ROLE IF EXISTS wardens, stairs"
     )
 
 
