@@ -36,6 +36,7 @@ ORDER = [
     ("privacy.step_noise",),
     ("privacy.budget",),
     ("tables.constraints",),
+    ("connections",),
     ("database",),
     ("tables.inspection",),
     ("registry",),
@@ -141,7 +142,7 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
 @pytest.mark.parametrize(
     ("library", "users"),
     [
-        ("psycopg", {"database", "demo_data"}),
+        ("psycopg", {"connections", "database", "demo_data"}),
         ("cffi", {"extension"}),
         ("matplotlib", {"plots"}),
         (
@@ -152,9 +153,9 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
         (
             "sqlalchemy",
             {
+                "connections",
                 "database",
                 "tables.inspection",
-                "registry",
                 "train",
                 "tuning",
                 "compare",

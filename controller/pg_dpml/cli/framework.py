@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import pg_dpml
-from pg_dpml.database import Database, Session, refuse_password
+from pg_dpml.connections import refuse_password
+from pg_dpml.database import Database, Session
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, DpmlError
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS

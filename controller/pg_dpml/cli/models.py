@@ -118,7 +118,7 @@ def _column_types(session: Session, model: registry.Model, table: str | None) ->
         return dict(session.relation(table).columns)
     schema, _, name = str(model.training.get("dataset")).partition(".")
     try:
-        return dict(session.relation(sql.Identifier(schema, name).as_string(session.driver)).columns)
+        return dict(session.relation(sql.Identifier(schema, name).as_string()).columns)
     except pg_dpml.SpecError:
         typer.echo(
             "dpml: the training table is gone: name one like it with --table, or all categories are compared "
