@@ -9,8 +9,11 @@ connection: a run decides itself when its charge is committed.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,6 +68,13 @@ _CAUSES = {
     "57P03": "the server is starting up or shutting down",
 }
 """What befalls a server whatever its rows hold, by SQLSTATE."""
+_TWO_CONNECTIONS = "a run that is charged takes two connections at once, one to read and one to charge"
+_ONE_CONNECTION = (
+    f"{_TWO_CONNECTIONS}, and the pool of this engine lends one: make it with pool_size=2 or more, or with "
+    "poolclass=NullPool; nothing was charged"
+)
+_PATIENCE_S = 10.0
+"""How long a second connection may take to be served."""
 _UNAVAILABLE = ("57P01", "57P02", "57P03")
 _OF_NAMES = "42"
 """Class of errors about names, types and rights."""
@@ -243,6 +253,15 @@ class Session:
         rows = self.fetch(query, parameters)
         assert len(rows) == 1
         return rows[0]
+
+    def locked(self) -> list[int]:
+        """Tables, views and indexes that this transaction has locked, but for those of PostgreSQL itself."""
+        return [oid for (oid,) in self.fetch(_LOCKED)]
+
+    def definitions(self, relations: Sequence[int]) -> str:
+        """A digest of how relations are defined and stored, as this session's snapshot has them."""
+        (digest,) = self.fetch_one(_DEFINITIONS, {"relations": list(relations)})
+        return str(digest)
 
     def must_last(self, at_stake: str) -> None:
         """Once committed, this transaction outlives a crash of the server, whatever the role's settings.
@@ -446,6 +465,21 @@ class Session:
         return {row[0]: _column_type(*row[1:]) for row in rows}
 
 
+_LOCKED = sql.SQL(
+    "SELECT DISTINCT l.relation::pg_catalog.int8 FROM pg_catalog.pg_locks l "
+    "WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 16384 "
+    "AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d "
+    "WHERE d.datname = pg_catalog.current_database())"
+)
+
+# Each change of a definition, and each new file, writes a row of the catalog anew; VACUUM and ANALYZE do not.
+_DEFINITIONS = sql.SQL(
+    "SELECT coalesce(pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', c.oid, c.xmin, "
+    "(SELECT pg_catalog.string_agg(a.xmin::text, ' ' ORDER BY a.attnum) FROM pg_catalog.pg_attribute a "
+    "WHERE a.attrelid = c.oid)), ', ' ORDER BY c.oid)), '') "
+    "FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(relations)s::pg_catalog.int8[]::pg_catalog.oid[])"
+)
+
 # A query runs functions of its views, and its planner those of indexes, statistics and constraints, with the
 # rights of who asks; RESET ROLE in them would bring back those that SET ROLE put aside.
 _RELATION = sql.SQL(
@@ -606,39 +640,115 @@ class Database:
         DpmlError
             For any other error of the server, with its first line and no detail.
         """
+        with self.connection() as connection, self.transaction(connection, isolation) as session:
+            yield session
+
+    @contextmanager
+    def connection(self) -> Iterator[sa.Connection]:
+        """A connection, for one `transaction` after another.
+
+        Raises
+        ------
+        UnavailableError
+            If the server cannot be reached, or the engine's pool gives no connection in its time.
+        """
         try:
             connection = self._engine.connect()
         except sa.exc.DBAPIError as error:
             raise _translate(error.orig, connected=False) from None
         except psycopg.Error as error:
             raise _translate(error, connected=False) from None
+        except sa.exc.TimeoutError:
+            raise UnavailableError(
+                "the engine's pool gave no connection within its timeout: try again, or make it larger"
+            ) from None
         with connection:
-            connection = connection.execution_options(isolation_level=isolation)
-            role = ""
-            try:
-                with connection.begin() as transaction:
-                    driver = connection.connection.driver_connection
-                    assert isinstance(driver, psycopg.Connection)  # __init__ refuses other drivers
-                    role = driver.info.user
-                    self._require_tls(driver)
-                    session = Session(connection, driver)
-                    try:
-                        yield session
-                    except BaseException as error:
-                        # No rollback can be sent while a statement may still be running, as after an
-                        # interrupt, or on a lost connection.
-                        if not isinstance(error, Exception):
-                            with suppress(psycopg.Error):
-                                session.driver.cancel()
-                            connection.invalidate()
-                        elif session.driver.closed:
-                            connection.invalidate()
-                        raise
+            # A new connection may come with a transaction that its creator began.
+            connection.connection.rollback()
+            yield connection
+
+    @contextmanager
+    def transaction(
+        self, connection: sa.Connection, isolation: str = "READ COMMITTED", *, kept: bool = True
+    ) -> Iterator[Session]:
+        """As `session`, of a connection that has no transaction; rolled back at its end if not `kept`."""
+        connection = connection.execution_options(isolation_level=isolation)
+        role = ""
+        try:
+            with connection.begin() as transaction:
+                driver = connection.connection.driver_connection
+                assert isinstance(driver, psycopg.Connection)  # __init__ refuses other drivers
+                role = driver.info.user
+                self._require_tls(driver)
+                session = Session(connection, driver)
+                try:
+                    yield session
+                except BaseException as error:
+                    # No rollback can be sent while a statement may still be running, as after an
+                    # interrupt, or on a lost connection.
+                    if not isinstance(error, Exception):
+                        with suppress(psycopg.Error):
+                            session.driver.cancel()
+                        connection.invalidate()
+                    elif session.driver.closed:
+                        connection.invalidate()
+                    raise
+                if kept:
                     _commit(transaction, session)
-            except sa.exc.DBAPIError as error:
-                raise _translate(error.orig, role) from None
-            except psycopg.Error as error:
-                raise _translate(error, role) from None
+                else:
+                    transaction.rollback()
+        except sa.exc.DBAPIError as error:
+            raise _translate(error.orig, role) from None
+        except psycopg.Error as error:
+            raise _translate(error, role) from None
+
+    @contextmanager
+    def beside(self, own: sa.Connection) -> Iterator[Session]:
+        """As `session`, of a second connection, while `own` has a transaction.
+
+        Raises
+        ------
+        SpecError
+            If the engine lends one connection only.
+        UnavailableError
+            If the second one is not served in time, as by a pooler with one connection to the server.
+        """
+        with self.connection() as second:
+            if second.connection.driver_connection is own.connection.driver_connection:
+                raise SpecError(_ONE_CONNECTION)
+            late = threading.Event()
+            # A statement that a pooler holds back cannot be cancelled, only its connection be ended.
+            patience = threading.Timer(_PATIENCE_S, _hang_up, (second.connection.driver_connection, late))
+            patience.daemon = True
+            patience.start()
+            try:
+                with self.transaction(second) as session:
+                    patience.cancel()
+                    yield session
+            except UnavailableError:
+                if not late.is_set():
+                    raise
+                raise UnavailableError(
+                    f"{_TWO_CONNECTIONS}, and the server or pooler did not serve the second within "
+                    f"{_PATIENCE_S:g} seconds: allow more connections, such as default_pool_size of "
+                    "PgBouncer; nothing was charged"
+                ) from None
+            finally:
+                patience.cancel()
+
+    def require_two(self) -> None:
+        """Refuse an engine that lends one connection only.
+
+        Raises
+        ------
+        SpecError
+        """
+        pool = self._engine.pool
+        single = isinstance(pool, sa.pool.QueuePool) and pool.size() == 1 and pool._max_overflow == 0
+        if single or isinstance(
+            pool, sa.pool.StaticPool | sa.pool.SingletonThreadPool | sa.pool.AssertionPool
+        ):
+            raise SpecError(_ONE_CONNECTION)
 
     def _require_tls(self, driver: psycopg.Connection[Any]) -> None:
         info = driver.info
@@ -649,6 +759,13 @@ class Database:
                 f"the connection to {info.host} is not encrypted and would carry un-noised weights: "
                 "connect with sslmode=require, or pass insecure if the network is private"
             )
+
+
+def _hang_up(driver: psycopg.Connection[Any], late: threading.Event) -> None:
+    """End a connection that another thread waits at."""
+    late.set()
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(driver.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def _commit(transaction: sa.RootTransaction, session: Session) -> None:
