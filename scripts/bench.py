@@ -347,7 +347,7 @@ class Bench:
         ours, others = [], []
         with Database(self.dsn).session("REPEATABLE READ") as session:
             source = rows.resolve(session, spec())
-            start_run(session, source, self.n_rows)
+            start_run(session)
             packed = rows.pack(session, source)
 
             def one_pass(chosen: TrainSpec) -> Callable[[], object]:

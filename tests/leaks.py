@@ -302,7 +302,8 @@ class Watcher:
         self._dsn = dsn
         self._folders = list(folders)
         self._stop = threading.Event()
-        self.sessions: list[Session] = []
+        self.run: Session | None = None
+        """The session of the last run, at REPEATABLE READ."""
 
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
@@ -329,7 +330,8 @@ class Watcher:
 
         def heard(session: Session, *given: Any) -> None:
             start(session, *given)
-            self.sessions.append(session)
+            if session.driver.isolation_level == psycopg.IsolationLevel.REPEATABLE_READ:
+                self.run = session
             session.driver.add_notice_handler(
                 lambda d: self.notices.append(
                     "\n".join(str(part) for part in (d.message_primary, d.message_detail, d.context))

@@ -207,7 +207,7 @@ def compare(
             )
         problem = problem_of(resolved, n_units - n_test, data)
         runs = _plan_runs(problem, methods, privacies)
-        start_run(session, resolved, n_units)
+        start_run(session)
         majority = _measure_splits(session, resolved, n_test, runs, splits, progress, public=public)
     return Comparison(
         table=f"{resolved.table.schema}.{resolved.table.name}",

@@ -35,7 +35,7 @@ _SECRETS = {"scram_client_key", "scram_server_key"} | {
 
 @dataclass(frozen=True)
 class Opened:
-    """A connection of one session, at its isolation level and outside any transaction.
+    """A connection outside any transaction.
 
     Attributes
     ----------
@@ -47,9 +47,15 @@ class Opened:
     driver: psycopg.Connection[Any]
     close: Callable[[], None]
 
+    def start(self, isolation: str) -> None:
+        """Set how the next transaction starts: an isolation level, or AUTOCOMMIT."""
+        self.driver.autocommit = isolation == "AUTOCOMMIT"
+        levels = {level.name.replace("_", " "): level for level in psycopg.IsolationLevel}
+        self.driver.isolation_level = levels.get(isolation)
 
-Opener = Callable[[str], Opened]
-"""Opens a connection for an isolation level, or AUTOCOMMIT; raises psycopg's errors."""
+
+Opener = Callable[[], Opened]
+"""Opens a connection; raises psycopg's errors."""
 
 
 def _parameters(dsn: str, what: str) -> dict[str, str]:
@@ -86,13 +92,6 @@ def refuse_password(dsn: str) -> None:
         )
 
 
-def _start(driver: psycopg.Connection[Any], isolation: str) -> None:
-    """Set how the next transaction starts."""
-    driver.autocommit = isolation == "AUTOCOMMIT"
-    levels = {level.name.replace("_", " "): level for level in psycopg.IsolationLevel}
-    driver.isolation_level = levels.get(isolation)
-
-
 def opener(source: str | sa.Engine) -> Opener:
     """How a session gets its connection.
 
@@ -117,11 +116,10 @@ def _by_string(dsn: str) -> Opener:
     if not {"host", "hostaddr", "service"} & set(given) and "PGSERVICE" not in os.environ:
         given.update({"host": os.environ["PGHOST"]} if os.environ.get("PGHOST") else {})
 
-    def connect(isolation: str) -> Opened:
+    def connect() -> Opened:
         # In UTF-8 from the start: an encoding that Python lacks would stop the first statement.
         settings: dict[str, Any] = {**given, "application_name": "dpml", "client_encoding": "UTF8"}
         driver = psycopg.connect("", **settings)
-        _start(driver, isolation)
         return Opened(driver, driver.close)
 
     return connect
@@ -136,27 +134,30 @@ def _by_engine(engine: sa.Engine) -> Opener:
             f"the engine must use psycopg 3: create_engine('postgresql+psycopg://...'), not {engine.driver}"
         )
 
-    def connect(isolation: str) -> Opened:
+    lent: set[psycopg.Connection[Any]] = set()
+
+    def connect() -> Opened:
         one = isinstance(engine.pool, sa.StaticPool | sa.SingletonThreadPool)
         connection = _connected(engine, only=one)
         driver = connection.connection.driver_connection
         idle = isinstance(driver, psycopg.Connection) and (
             driver.info.transaction_status == pq.TransactionStatus.IDLE
         )
-        if not isinstance(driver, psycopg.Connection) or (one and not idle):
+        if not isinstance(driver, psycopg.Connection) or driver in lent or (one and not idle):
             connection.close()
             raise SpecError(
-                "the engine must give each session a psycopg connection of its own, outside any transaction: "
-                "make it with poolclass=sqlalchemy.NullPool"
+                "the engine must give each session a psycopg connection of its own, outside any transaction, "
+                "and a run that is charged has two at once: make it with poolclass=sqlalchemy.NullPool"
             )
+        lent.add(driver)
         if not one:
             connection.detach()
             driver.commit()  # what the engine's creator or events have set
         before = driver.autocommit, driver.isolation_level
-        _start(driver, isolation)
         connection.begin()  # for the engine's events; what it begins, the driver ends
 
         def close() -> None:
+            lent.discard(driver)
             if driver.closed:
                 connection.invalidate()
             elif one:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
+import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -98,6 +101,8 @@ _CAUSES = {
     "57P03": "the server is starting up or shutting down",
 }
 """What befalls a server whatever its rows hold, by SQLSTATE."""
+_PATIENCE_S = 10.0
+"""How long a second connection may take to be served."""
 _UNAVAILABLE = ("57P01", "57P02", "57P03")
 _LONGEST_SHOWN = 200
 _OF_NAMES = "42"
@@ -343,6 +348,15 @@ class Session:
         assert len(rows) == 1
         return rows[0]
 
+    def locked(self) -> list[int]:
+        """Tables, views and indexes that this transaction has locked, but for those of PostgreSQL itself."""
+        return [oid for (oid,) in self.fetch(_LOCKED)]
+
+    def definitions(self, relations: Sequence[int]) -> str:
+        """A digest of how relations are defined and stored, as this session's snapshot has them."""
+        (digest,) = self.fetch_one(_DEFINITIONS, {"relations": list(relations)})
+        return str(digest)
+
     def must_last(self, at_stake: str) -> None:
         """Once committed, this transaction outlives a crash of the server, whatever the role's settings.
 
@@ -575,6 +589,21 @@ class Session:
         return {row[0]: _column_type(*row[1:]) for row in rows}
 
 
+_LOCKED = sql.SQL(
+    "SELECT DISTINCT l.relation::pg_catalog.int8 FROM pg_catalog.pg_locks l "
+    "WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 16384 "
+    "AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d "
+    "WHERE d.datname = pg_catalog.current_database())"
+)
+
+# Each change of a definition, and each new file, writes a row of the catalog anew; VACUUM and ANALYZE do not.
+_DEFINITIONS = sql.SQL(
+    "SELECT coalesce(pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', c.oid, c.xmin, "
+    "(SELECT pg_catalog.string_agg(a.xmin::text, ' ' ORDER BY a.attnum) FROM pg_catalog.pg_attribute a "
+    "WHERE a.attrelid = c.oid)), ', ' ORDER BY c.oid)), '') "
+    "FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(relations)s::pg_catalog.int8[]::pg_catalog.oid[])"
+)
+
 # A query runs functions of its views, and its planner those of indexes, statistics and constraints, with the
 # rights of who asks; RESET ROLE in them would bring back those that SET ROLE put aside.
 _RELATION = sql.SQL(
@@ -729,14 +758,43 @@ class Database:
         DpmlError
             For any other error of the server, with its first line and no detail.
         """
-        opened = self._open(isolation)
+        with self.connection() as opened, self.transaction(opened, isolation) as session:
+            yield session
+
+    @contextmanager
+    def connection(self) -> Iterator[Opened]:
+        """A connection, for one `transaction` after another.
+
+        Raises
+        ------
+        UnavailableError
+            If the server cannot be reached, or the engine's pool gives no connection in its time.
+        """
+        try:
+            opened = self._connect()
+        except psycopg.Error as error:
+            raise _translate(error, connected=False) from None
+        try:
+            self._require_tls(opened.driver)
+            yield opened
+        finally:
+            opened.close()
+
+    @contextmanager
+    def transaction(
+        self, opened: Opened, isolation: str = "READ COMMITTED", *, kept: bool = True
+    ) -> Iterator[Session]:
+        """As `session`, of a connection that has no transaction; rolled back at its end if not `kept`."""
         driver = opened.driver
         session = None
         try:
-            self._require_tls(driver)
+            opened.start(isolation)
             session = Session(driver)
             yield session
-            _commit(session)
+            if kept:
+                _commit(session)
+            else:
+                driver.rollback()
         except BaseException as error:
             # No rollback can be sent while a statement may still be running, as after an interrupt, or on
             # a lost connection.
@@ -749,14 +807,38 @@ class Database:
             if isinstance(error, psycopg.Error):
                 raise _translate(error, session) from None
             raise
-        finally:
-            opened.close()
 
-    def _open(self, isolation: str) -> Opened:
-        try:
-            return self._connect(isolation)
-        except psycopg.Error as error:
-            raise _translate(error, connected=False) from None
+    @contextmanager
+    def beside(self) -> Iterator[Session]:
+        """As `session`, of a second connection, while a first one has a transaction.
+
+        Raises
+        ------
+        SpecError
+            If the engine lends one connection only.
+        UnavailableError
+            If the second one is not served in time, as by a pooler with one connection to the server.
+        """
+        with self.connection() as second:
+            late = threading.Event()
+            # A statement that a pooler holds back cannot be cancelled, only its connection be ended.
+            patience = threading.Timer(_PATIENCE_S, _hang_up, (second.driver, late))
+            patience.daemon = True
+            patience.start()
+            try:
+                with self.transaction(second) as session:
+                    patience.cancel()
+                    yield session
+            except UnavailableError:
+                if not late.is_set():
+                    raise
+                raise UnavailableError(
+                    "a run that is charged takes two connections at once, one to read and one to charge, and "
+                    f"the server or pooler did not serve the second within {_PATIENCE_S:g} seconds: allow "
+                    "more connections, such as default_pool_size of PgBouncer; nothing was charged"
+                ) from None
+            finally:
+                patience.cancel()
 
     def _require_tls(self, driver: psycopg.Connection[Any]) -> None:
         info = driver.info
@@ -767,6 +849,13 @@ class Database:
                 f"the connection to {info.host} is not encrypted and would carry un-noised weights: "
                 "connect with sslmode=require, or pass insecure if the network is private"
             )
+
+
+def _hang_up(driver: psycopg.Connection[Any], late: threading.Event) -> None:
+    """End a connection that another thread waits at."""
+    late.set()
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(driver.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def _commit(session: Session) -> None:

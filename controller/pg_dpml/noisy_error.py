@@ -13,7 +13,7 @@ from typing import Any
 from pg_dpml import budgets, registry
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, SourceTable, sql
-from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
@@ -102,32 +102,35 @@ def release_error(
     The charge is committed before a row is read.
     Source: privacy/README.md, "Order of a run".
     """
-    with database.session() as session:
+
+    def decide(session: Session) -> _Release:
         model = registry.load_model(session, name)
-        relation = session.relation(table)
-        release = _plan(session, model, relation, privacy, clip, definition_is_public)
-        charge = _charge(session, release, privacy, dataset or budgets.dataset_of(session, model, relation))
-    spent = f"epsilon = {privacy.epsilon:g} stays charged (entry {charge} of dpml.ledger)"
+        return _plan(session, model, session.relation(table), privacy, clip, definition_is_public)
 
-    def exact(session: Session) -> int:
-        if _count(session, relation, release.guarantee) != release.n_rows:
-            raise RunFailedError(
-                "the number of rows changed between the charge and the evaluation, and no row was read"
-            )
+    def charge(session: Session, release: _Release) -> budgets.Charged:
+        charged_to = dataset or budgets.dataset_of(session, release.model, release.table)
+        return _charge(session, release, privacy, charged_to)
+
+    def released(session: Session, release: _Release, charged: budgets.Charged | None) -> int:
         with session.owners_path():
-            return int(session.fetch_one(_sum(release), {"model": name})[0])
+            total = int(session.fetch_one(_sum(release), {"model": name})[0])
+        return mechanisms.release_sum(total, release.noise, Noise())
 
-    total = run_charged(
+    run = run_charged(
         database,
-        exact,
-        charged=True,
+        decide=decide,
+        charge=charge,
+        work=released,
+        store=None,
         what="the evaluation",
         undone="nothing was released",
         interrupted="interrupted: nothing was released",
-        spent=spent,
+        spent=lambda _, entry: f"epsilon = {privacy.epsilon:g} stays charged (entry {entry} of dpml.ledger)",
     )
-    noisy = mechanisms.release_sum(total, release.noise, Noise())
-    return release.model, release.table, _error(release, noisy, charge)
+    assert run.charged is not None
+    assert run.outcome is not None  # each charge is a new one
+    release = run.decided
+    return release.model, release.table, _error(release, run.outcome, run.charged.entry)
 
 
 def _error(release: _Release, noisy: int, charge: int) -> NoisyError:
@@ -211,7 +214,9 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
     return largest if clip is None else min(clip, largest)
 
 
-def _charge(session: Session, release: _Release, privacy: PrivacySpec, dataset: str | None) -> int:
+def _charge(
+    session: Session, release: _Release, privacy: PrivacySpec, dataset: str | None
+) -> budgets.Charged:
     guarantee = release.guarantee
 
     def at_epsilon(epsilon: float) -> budgets.Priced:
@@ -233,7 +238,7 @@ def _charge(session: Session, release: _Release, privacy: PrivacySpec, dataset: 
         method="evaluate",
         n_rows=release.n_rows,
         mechanism=mechanism | asdict(release.noise),
-    ).entry
+    )
 
 
 def _used_rows(table: SourceTable, guarantee: Guarantee, shown: sql.Composable) -> sql.Composed:

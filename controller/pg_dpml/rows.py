@@ -25,6 +25,8 @@ __all__ = [
     "pack",
     "record_of",
     "repack",
+    "require_plannable",
+    "require_runnable",
     "resolve",
     "row_bytes",
     "shuffled",
@@ -360,6 +362,57 @@ def count_units(session: Session, source: Source) -> int:
     )
 
 
+def require_plannable(session: Session, source: Source) -> None:
+    """Let the server parse the encoder and prepare the reading of the rows, and read none.
+
+    A role that may not encode may plan all the same, without this.
+
+    Raises
+    ------
+    SpecError
+        For what the server refuses in the spec, names, types and rights among it.
+    """
+    (may_encode,) = session.fetch_one(
+        sql.SQL(
+            "SELECT pg_catalog.has_function_privilege('dpml.encode(pg_catalog.jsonb, record)', 'EXECUTE')"
+        )
+    )
+    if may_encode:
+        _prepare(session, source)
+
+
+def _prepare(session: Session, source: Source) -> None:
+    record = record_of(source.encoder, source.table, with_label=True)
+    rows = shuffled(source)
+    table = source.table.identifier
+    session.fetch(
+        sql.SQL("SELECT dpml.encode(%(encoder)s, {}) FROM (SELECT (NULL::{}).*) AS t").format(record, table),
+        {"encoder": json_parameter(source.encoder)},
+    )
+    query = _packing(source, rows.encoded, rows.order)
+    session.quoting_no_row(
+        lambda: session.fetch(sql.SQL("EXPLAIN ") + query, rows.parameters),
+        f"the rows of {source.table.name} cannot be read, and PostgreSQL's message is not shown because it "
+        "may quote a row: write the filter, or the view, so that it can fail on no row",
+    )
+
+
+def require_runnable(session: Session, source: Source) -> None:
+    """As `require_plannable`, and let the server make an empty table of blocks, which is undone.
+
+    Raises
+    ------
+    SpecError, DpmlError
+        As of `require_plannable`; if the role may make no work tables, or there is no tablespace for them.
+    UnavailableError
+        If the server is read-only.
+    """
+    _prepare(session, source)
+    with session.discarded():
+        nothing = sql.SQL("SELECT 0, NULL::pg_catalog.bytea WHERE false")
+        _store_blocks(session, source, nothing, {})
+
+
 _ANY_ORDER = sql.SQL("pg_catalog.random()")
 
 
@@ -432,14 +485,17 @@ def fill(
     parameters: Mapping[str, Any],
 ) -> PackedRows:
     """Sort encoded rows into a random order and pack them into numbered blocks, in physical order."""
-    query = sql.SQL(
+    return _store_blocks(session, source, _packing(source, encoded, order), parameters)
+
+
+def _packing(source: Source, encoded: sql.Composable, order: sql.Composable) -> sql.Composed:
+    return sql.SQL(
         "SELECT (pg_catalog.row_number() OVER () - 1)::integer, p.block "
         "FROM (SELECT dpml.pack(e.row, 2147483647, {block_bytes}) OVER shuffled AS block "
         # OFFSET 0: encode first, so that narrow rows are sorted
         "FROM ({encoded} OFFSET 0) AS e WINDOW shuffled AS (ORDER BY {order})) AS p "
         "WHERE p.block IS NOT NULL"
     ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
-    return _store_blocks(session, source, query, parameters)
 
 
 def shuffled(source: Source) -> Shuffled:

@@ -15,14 +15,14 @@ import sqlalchemy as sa
 from pg_dpml import budgets, registry
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
-from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.maintenance import versions
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, noise_record
 from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.privacy.resolution import with_least_epsilon
-from pg_dpml.rows import Source, count_units, pack, resolve
+from pg_dpml.rows import Source, count_units, pack, require_plannable, require_runnable, resolve
 from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
 
 __all__ = [
@@ -119,6 +119,7 @@ def plan(
     """
     with Database(source, insecure=insecure).session() as session:
         resolved = resolve(session, data)
+        require_plannable(session, resolved)
         return decide(resolved, count_units(session, resolved), data, privacy, training or TrainSpec())
 
 
@@ -178,10 +179,10 @@ def train(
 
     Notes
     -----
-    n is counted and the charge committed before any row is read; the rows are
-    then packed in one snapshot whose count must still be n. Everything
-    un-noised lives in tables of that one transaction, which are gone when it
-    ends, however it ends.
+    n is counted in a snapshot of the table, the charge is committed by another
+    connection, and only then are the rows of that snapshot packed. Everything
+    un-noised lives in tables of the snapshot's transaction, which is rolled back
+    before the model is stored.
     Source: privacy/README.md, "Order of a run".
     """
     database = Database(source, insecure=insecure)
@@ -215,10 +216,11 @@ def train_model(
     `tuning` is stored, and says how the settings were chosen; `terms`: see `budgets.charge`.
     """
     started = time.monotonic()
-    with database.session() as session:
+
+    def begin(session: Session) -> tuple[Source, Plan]:
         resolved = resolve(session, data)
-        n_rows = count_units(session, resolved)
-        decided = decide(resolved, n_rows, data, privacy, training)
+        require_runnable(session, resolved)
+        decided = decide(resolved, count_units(session, resolved), data, privacy, training)
         if terms is not None and not terms.any_passes and decided.work.passes is None:
             raise SpecError(
                 "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
@@ -227,20 +229,40 @@ def train_model(
             )
         if owner is not None:
             registry.require_role(session, owner, "owner")
-        charged = _charge(session, resolved, decided, data, privacy, training, name, request, terms)
-        if charged is not None and charged.repeated:
-            return _made_before(session, charged.entry, decided, name)
-        registry.require_new_name(session, name)
-    charge = None if charged is None else charged.entry
-    model, passes = run_charged(
+        if decided.guarantee is None:
+            registry.require_new_name(session, name)
+        return resolved, decided
+
+    def charge(session: Session, begun: tuple[Source, Plan]) -> budgets.Charged:
+        assert privacy is not None
+        charged = _charge(session, *begun, data, privacy, training, name, request, terms)
+        if not charged.repeated:
+            registry.require_new_name(session, name)
+        return charged
+
+    def work(
+        session: Session, begun: tuple[Source, Plan], charged: budgets.Charged | None
+    ) -> tuple[registry.Model, int | None]:
+        entry = None if charged is None else charged.entry
+        return _run(session, *begun, data, name, entry, progress, tuning, owner)
+
+    run = run_charged(
         database,
-        lambda session: _run(session, resolved, decided, data, name, charge, progress, tuning, owner),
-        charged=charge is not None,
+        decide=begin,
+        charge=None if privacy is None else charge,
+        work=work,
+        store=lambda session, released: registry.store_model(session, released[0]),
         what="the run",
         undone="no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
-        spent=spent_text(decided.guarantee, charge),
+        spent=lambda begun, entry: spent_text(begun[1].guarantee, entry),
     )
+    decided = run.decided[1]
+    if run.outcome is None:
+        assert run.charged is not None
+        with database.session() as session:
+            return _made_before(session, run.charged.entry, decided, name)
+    model, passes = run.outcome
     return TrainResult(model, decided, passes, time.monotonic() - started)
 
 
@@ -319,14 +341,14 @@ def _charge(
     source: Source,
     decided: Plan,
     data: DataSpec,
-    privacy: PrivacySpec | None,
+    privacy: PrivacySpec,
     training: TrainSpec,
     name: str,
     request: str | None,
     terms: budgets.Terms | None,
-) -> budgets.Charged | None:
-    if privacy is None or decided.guarantee is None or decided.noise is None:
-        return None
+) -> budgets.Charged:
+    assert decided.guarantee is not None  # privacy is not None
+    assert decided.noise is not None
     return budgets.charge(
         session,
         source.table,
@@ -389,27 +411,23 @@ def _run(
     tuning: Mapping[str, Any] | None,
     owner: str | None,
 ) -> tuple[registry.Model, int | None]:
-    """Pack, pass, release and store, in one transaction."""
+    """Pack, pass and release, in one transaction."""
     report = progress or (lambda phase, done, total: None)
     report("pack", 0, 1)
-    start_run(session, source, decided.problem.n_rows)
+    start_run(session)
     packed = pack(session, source)
     report("pack", 1, 1)
     result = run_method(Job(session, source, decided, packed, report))
-    model = released_model(session, source, decided, data, name, charge, result, tuning, owner)
-    registry.store_model(session, model)
-    return model, result.passes
+    return released_model(session, source, decided, data, name, charge, result, tuning, owner), result.passes
 
 
-def start_run(session: Session, source: Source, n_rows: int) -> None:
-    """Settings of a run's transaction, and a last look at the number of units before a row is read."""
+def start_run(session: Session) -> None:
+    """Settings of a run's transaction."""
     for setting in (
         "synchronize_seqscans",
         "jit",
     ):  # blocks must arrive in order; passes are too short for jit
         session.execute(sql.SQL("SET LOCAL {} = off").format(sql.Identifier(setting)))
-    if count_units(session, source) != n_rows:
-        raise RunFailedError("the number of rows changed between the charge and the run, and no row was read")
 
 
 def released_model(

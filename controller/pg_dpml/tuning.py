@@ -23,7 +23,7 @@ from pg_dpml.methods.job import Job, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
 from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import selection
-from pg_dpml.rows import Source, count_units, resolve
+from pg_dpml.rows import Source, count_units, require_runnable, resolve
 from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, Grid, PrivacySpec
 from pg_dpml.train import TrainResult, decide, released_model, run_method, spent_text, start_run, train_model
 
@@ -174,19 +174,27 @@ def _tune_privately(
     database: Database, data: DataSpec, privacy: PrivacySpec, grid: Grid, name: str, report: Progress
 ) -> TuneResult:
     started = time.monotonic()
-    with database.session() as session:
-        tuning = _decide_tuning(session, data, privacy, grid, name)
-        registry.require_new_name(session, name)
-        charge = _charge(session, tuning)
-    model, plan, result, chosen = run_charged(
+
+    def work(
+        session: Session, tuning: _Tuning, charged: budgets.Charged | None
+    ) -> tuple[registry.Model, Plan, Result, int]:
+        assert charged is not None
+        return _run(session, tuning, charged.entry, report)
+
+    run = run_charged(
         database,
-        lambda session: _run(session, tuning, charge, report),
-        charged=True,
+        decide=lambda session: _decide_tuning(session, data, privacy, grid, name),
+        charge=_charge,
+        work=work,
+        store=lambda session, released: registry.store_model(session, released[0]),
         what="the run",
         undone="no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
-        spent=spent_text(tuning.guarantee, charge),
+        spent=lambda tuning, entry: spent_text(tuning.guarantee, entry),
     )
+    tuning = run.decided
+    assert run.outcome is not None  # each charge is a new one
+    model, plan, result, chosen = run.outcome
     told = all(planned.work.passes is not None for planned in tuning.plans)
     seconds = time.monotonic() - started if told else None
     trained = TrainResult(model, plan, result.passes, seconds)
@@ -195,6 +203,7 @@ def _tune_privately(
 
 def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid: Grid, name: str) -> _Tuning:
     source = resolve(session, data)
+    require_runnable(session, source)
     n_rows = count_units(session, source)
     n_portions = len(grid.candidates) + 1
     if n_rows < 2 * n_portions:
@@ -249,7 +258,8 @@ def setting_text(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in setting.items())
 
 
-def _charge(session: Session, tuning: _Tuning) -> int:
+def _charge(session: Session, tuning: _Tuning) -> budgets.Charged:
+    registry.require_new_name(session, tuning.name)
     candidates = [
         {"method": plan.method, "setting": dict(setting)}
         | ({} if plan.noise is None else noise_record(plan.noise))
@@ -274,15 +284,15 @@ def _charge(session: Session, tuning: _Tuning) -> int:
             "portions": list(tuning.sizes),
             "candidates": candidates,
         },
-    ).entry
+    )
 
 
 def _run(
     session: Session, tuning: _Tuning, charge: int, report: Progress
 ) -> tuple[registry.Model, Plan, Result, int]:
-    """Deal out, train, score, choose and store, in one transaction; the other models end with it."""
+    """Deal out, train, score and choose, in one transaction; the other models end with it."""
     report("pack", 0, 1)
-    start_run(session, tuning.source, tuning.n_rows)
+    start_run(session)
     *portions, scored = pack_portions(session, tuning.source, tuning.sizes)
     report("pack", 1, 1)
     results: list[Result] = []
@@ -297,7 +307,6 @@ def _run(
     model = released_model(
         session, tuning.source, plan, tuning.data, tuning.name, charge, results[chosen], record
     )
-    registry.store_model(session, model)
     return model, plan, results[chosen], chosen
 
 
@@ -357,7 +366,7 @@ def _score_on_public_rows(
     n_trained = n_rows - n_scored
     plans = _plans(source, (n_trained,) * len(grid.candidates), data, privacy, grid)
     report("pack", 0, 1)
-    start_run(session, source, n_rows)
+    start_run(session)
     trained, scored = pack_portions(session, source, (n_trained, n_scored))
     report("pack", 1, 1)
     results: list[Result] = []

@@ -106,7 +106,7 @@ def test_foreign_tables(connection: psycopg.Connection, table: str, wrapper: str
 
 
 def test_temporary_tables(connection: psycopg.Connection, database: str) -> None:
-    """Ours can be read where the engine gives the same connection; another session's cannot."""
+    """Ours can be read where the engine gives the same connection, by what takes one; another's cannot."""
     connection.execute(f"CREATE TEMP TABLE passing AS {ROWS}".encode())
     schema = scalar(connection, "SELECT nspname FROM pg_namespace WHERE oid = pg_my_temp_schema()")
     for name in ("passing", "Passing", f"{schema}.passing"):
@@ -116,7 +116,12 @@ def test_temporary_tables(connection: psycopg.Connection, database: str) -> None
     )
     with engine.begin() as opened:
         opened.execute(sa.text(f"CREATE TEMP TABLE own AS {ROWS}"))
-    run(connection, DataSpec("own", YES, (X,)), engine)
+    data = DataSpec("own", YES, (X,))
+    assert pg_dpml.plan(engine, data, PRIVACY).problem.n_rows == 30
+    assert pg_dpml.train(engine, data, None, TrainSpec(method="lbfgs"), name="own").plan.problem.n_rows == 30
+    connection.execute("DELETE FROM dpml.models WHERE name = 'own'")
+    with pytest.raises(SpecError, match="has two at once"):
+        run(connection, data, engine)
     engine.dispose()
 
 

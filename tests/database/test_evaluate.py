@@ -320,29 +320,34 @@ def test_computed_columns_need_the_owners_word(database: str, connection: psycop
 def test_the_charge_is_committed_before_a_row_is_read(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen from another connection at the moment of the second count; and the count must still be n."""
-    count, seen = NOISY._count, []
+    """Seen from another connection where the rows are counted, and where they are read."""
+    count, sum_, seen = NOISY._count, NOISY._sum, []
 
-    def spied(*given: Any) -> int:
+    def counted(*given: Any) -> int:
         seen.append(len(charges(connection)))
-        return int(count(*given)) + len(seen) - 1
+        return int(count(*given))
 
-    monkeypatch.setattr(NOISY, "_count", spied)
-    with pytest.raises(RunFailedError, match="number of rows changed"):
-        pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(1.0))
-    assert seen == [0, 1]
+    def summed(*given: Any) -> object:
+        seen.append(len(charges(connection)))
+        if seen[-1]:
+            connection.execute("INSERT INTO people (id) VALUES (1000000)")  # of the next run
+        return sum_(*given)
+
+    monkeypatch.setattr(NOISY, "_count", counted)
+    monkeypatch.setattr(NOISY, "_sum", summed)
+    try:
+        found = pg_dpml.evaluate(database, "binary", "people", privacy=EXACT)
+    finally:
+        connection.execute("DELETE FROM people WHERE id = 1000000")
+    assert found.n_rows == N
+    assert seen == [0, 0, 1]  # counted, prepared, read
 
 
 def test_interrupted(database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, calls = NOISY._count, []
+    def interrupt(*_: Any) -> int:
+        raise KeyboardInterrupt
 
-    def interrupt(*given: Any) -> int:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return int(count(*given))
-
-    monkeypatch.setattr(NOISY, "_count", interrupt)
+    monkeypatch.setattr(NOISY.mechanisms, "release_sum", interrupt)
     with pytest.raises(RunInterrupted, match="stays charged"):
         pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(1.0))
     assert len(charges(connection)) == 1

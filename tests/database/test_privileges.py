@@ -510,20 +510,16 @@ def requested(database: str, owner: str) -> None:
 
 @pytest.mark.one_major
 def test_temporary_tables_called_as_the_products(database: str) -> None:
-    opened = psycopg.connect(database)
-    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: opened, poolclass=sa.StaticPool)
-    with engine.begin() as connection:
-        for name in (
-            "models",
-            "ledger",
-            "pg_class",
-            "pg_namespace",
-            "pg_attribute",
-            "float8",
-            "int8",
-            "text",
-        ):
-            connection.exec_driver_sql(f"CREATE TEMP TABLE {name} (trap pg_catalog.int4)")
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database))
+    engine.connect().close()  # SQLAlchemy's own questions to a new server
+
+    @sa.event.listens_for(engine, "checkout")
+    def trap(driver: Any, *_: object) -> None:
+        names = ("models", "ledger", "pg_class", "pg_namespace", "pg_attribute", "float8", "int8", "text")
+        for name in names:
+            driver.execute(f"CREATE TEMP TABLE IF NOT EXISTS {name} (trap pg_catalog.int4)")
+        driver.commit()
+
     pg_dpml.train(engine, people.spec(), PRIVACY, name="m")
     pg_dpml.evaluate(engine, "m", "known", public=True)
     engine.dispose()
