@@ -605,6 +605,16 @@ CREATE FUNCTION dpml.encode(spec jsonb, r record, starts_unit boolean) RETURNS b
 COMMENT ON FUNCTION dpml.encode(jsonb, record, boolean) IS
 'a record as a block of one row that says whether the row is the first of its unit of privacy';
 
+CREATE FUNCTION dpml.number(value "any") RETURNS float8
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_number';
+COMMENT ON FUNCTION dpml.number("any") IS
+'the number that dpml.encode reads a value of a numeric column as, before it is moved into the bounds';
+
+CREATE FUNCTION dpml.numbers(value "any", length int4) RETURNS float8[]
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_numbers';
+COMMENT ON FUNCTION dpml.numbers("any", int4) IS
+'the numbers that dpml.encode reads from an array, null for an element that it leaves out; null for an array of another length';
+
 CREATE FUNCTION dpml.pack(block bytea, capacity int4, max_bytes int4 DEFAULT 2147483647) RETURNS bytea
 	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'dpml_pack_window';
 COMMENT ON FUNCTION dpml.pack(bytea, int4, int4) IS
@@ -703,7 +713,7 @@ SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, (SELEC
   ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'
 WHEN 'pack' THEN
 'Passes over packed blocks are several times faster than passes over rows.
-dpml.encode(spec, t)             a row as a block of one
+dpml.encode(spec, t)             a row as a block of one; it reads values as dpml.number(v), dpml.numbers(array, length)
 dpml.pack(block, capacity) OVER (ORDER BY ...)   window function: a block at every capacity rows, null between
 dpml.pack(block ORDER BY ...)    aggregate: one block of all
 dpml.block_capacity(kind, n_features, n_values)  rows for one block
@@ -823,6 +833,8 @@ REVOKE ALL ON FUNCTION
 	dpml.pack(bytea, int4, int4),
 	dpml.encode(jsonb, record),
 	dpml.encode(jsonb, record, boolean),
+	dpml.number("any"),
+	dpml.numbers("any", int4),
 	dpml.rows(bytea),
 	dpml.poisson_steps(bytea, int4, float8),
 	dpml.unpack(bytea),
@@ -873,6 +885,8 @@ BEGIN
 			dpml.pack(bytea, int4, int4),
 			dpml.encode(jsonb, record),
 			dpml.encode(jsonb, record, boolean),
+			dpml.number("any"),
+			dpml.numbers("any", int4),
 			dpml.rows(bytea),
 			dpml.poisson_steps(bytea, int4, float8),
 			dpml.unpack(bytea)

@@ -2,20 +2,23 @@
 /*
  * Which declared level a value is.  Levels are texts; a table is built once
  * for the type of a column, with keys that values of the type can be compared
- * to byte by byte: the text itself, an int8, a float8, an enum's OID or the
- * days of a date.
+ * to byte by byte: the text itself, an int8, a float8, the shortest decimal
+ * text of a numeric, an enum's OID or the days of a date.
  */
 #include "dpml.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 
 #include "catalog/pg_enum.h"
 #include "catalog/pg_type.h"
 #include "common/hashfn.h"
+#include "utils/builtins.h"
 #include "utils/date.h"
 #include "utils/datetime.h"
 #include "utils/lsyscache.h"
+#include "utils/numeric.h"
 #include "utils/syscache.h"
 
 typedef enum KeyKind
@@ -28,7 +31,8 @@ typedef enum KeyKind
 	KEY_ENUM,
 	KEY_DATE,
 	KEY_INTEGER,
-	KEY_NUMBER
+	KEY_DECIMAL,				/* numeric */
+	KEY_FLOAT
 } KeyKind;
 
 /* A key and the buffer that holds it if it is no text. */
@@ -48,13 +52,20 @@ struct DpmlLevels
 {
 	KeyKind		kind;
 	bool		single;			/* numbers are float4: levels are rounded to it */
-	DpmlToNumber read;			/* KEY_INTEGER and KEY_NUMBER */
+	DpmlToNumber read;			/* KEY_INTEGER and KEY_FLOAT */
 	Oid			type;
 	uint32		mask;			/* slots - 1, a power of two minus 1 */
 	int		   *slots;			/* level numbers, -1 empty; linear probing */
 	char	  **keys;			/* one a level, NULL if no value of the type can be it */
 	int		   *lengths;
 };
+
+static void
+set_text(Key *key, const char *text)
+{
+	key->data = text;
+	key->length = (int) strlen(text);
+}
 
 static void
 set_integer(Key *key, int64 value)
@@ -82,15 +93,61 @@ length_without_blanks(const char *data, int length)
 	return length;
 }
 
+/* Of a level that is a number: with these, numeric holds it whole. */
+#define LONGEST_DECIMAL 10000
+#define LARGEST_EXPONENT 6000
+
+/* Whether a text is a decimal number, with blanks around it or without, and neither longer than a level may be. */
 static bool
-parse_number(const char *text, double *value)
+is_decimal(const char *text)
 {
+	const char *at = text + strspn(text, " ");
+	size_t		whole;
+	size_t		part = 0;
 	char	   *end;
 
-	*value = strtod(text, &end);
-	while (*end == ' ')
-		end++;
-	return end != text && *end == '\0';
+	at += *at == '+' || *at == '-';
+	whole = strspn(at, "0123456789");
+	at += whole;
+	if (*at == '.')
+	{
+		part = strspn(at + 1, "0123456789");
+		at += 1 + part;
+	}
+	if (whole + part == 0)
+		return false;
+	if (*at == 'e' || *at == 'E')
+	{
+		size_t		sign = at[1] == '+' || at[1] == '-';
+
+		if (!isdigit((unsigned char) at[1 + sign]) || labs(strtol(at + 1, &end, 10)) > LARGEST_EXPONENT)
+			return false;
+		at = end;
+	}
+	at += strspn(at, " ");
+	return *at == '\0' && at - text <= LONGEST_DECIMAL;
+}
+
+/* One text for all forms of a decimal number, as numeric_normalize() has it. */
+static char *
+decimal_text(const char *text)
+{
+	Datum		number = DirectFunctionCall3(numeric_in, CStringGetDatum(text), ObjectIdGetDatum(InvalidOid),
+											 Int32GetDatum(-1));
+
+	return numeric_normalize(DatumGetNumeric(number));
+}
+
+/* The sign of a text that says infinity, or 0. */
+static int
+infinity_sign(const char *text)
+{
+	char	   *end;
+	double		value = strtod(text, &end);
+
+	if (is_decimal(text) || end == text || *end != '\0' || !isinf(value))
+		return 0;
+	return value > 0 ? 1 : -1;
 }
 
 /* ISO dates only, which no setting can change the meaning of. */
@@ -102,7 +159,8 @@ parse_date(const char *text, int64 *days)
 	int			day;
 	int			end = 0;
 
-	if (strlen(text) != 10 || sscanf(text, "%4d-%2d-%2d%n", &year, &month, &day, &end) != 3 || end != 10)
+	if (strlen(text) != 10 || strspn(text, "0123456789-") != 10 || text[0] == '-' ||
+		sscanf(text, "%4d-%2d-%2d%n", &year, &month, &day, &end) != 3 || end != 10)
 		return false;
 	if (month < 1 || month > MONTHS_PER_YEAR || day < 1 || day > day_tab[isleap(year)][month - 1])
 		return false;
@@ -118,8 +176,7 @@ level_key(const DpmlLevels *levels, const char *text, Key *key)
 	int64		days;
 	Oid			oid;
 
-	key->data = text;
-	key->length = (int) strlen(text);
+	set_text(key, text);
 	switch (levels->kind)
 	{
 		case KEY_BPCHAR:
@@ -142,21 +199,26 @@ level_key(const DpmlLevels *levels, const char *text, Key *key)
 				char	   *end;
 				long long	integer;
 
+				if (!is_decimal(text))
+					return false;
 				errno = 0;
-				integer = strtoll(text, &end, 10);
-				if (errno == 0 && end != text && *end == '\0')
-				{
-					set_integer(key, integer);
-					return true;
-				}
+				integer = strtoll(decimal_text(text), &end, 10);
+				set_integer(key, integer);
+				return errno == 0 && *end == '\0';
 			}
-			if (!parse_number(text, &number) || number != floor(number) || fabs(number) > 9007199254740992.0)
+		case KEY_DECIMAL:
+			if (is_decimal(text))
+				set_text(key, decimal_text(text));
+			else if (infinity_sign(text) != 0)
+				set_text(key, infinity_sign(text) > 0 ? "Infinity" : "-Infinity");
+			else
 				return false;
-			set_integer(key, (int64) number);
 			return true;
-		case KEY_NUMBER:
-			return parse_number(text, &number) &&
-				set_number(key, levels->single ? (double) (float) number : number);
+		case KEY_FLOAT:
+			if (!is_decimal(text) && infinity_sign(text) == 0)
+				return false;
+			number = strtod(text, NULL);
+			return set_number(key, levels->single ? (double) (float) number : number);
 		default:
 			return true;
 	}
@@ -179,8 +241,7 @@ value_key(const DpmlLevels *levels, Datum value, Key *key)
 				return true;
 			}
 		case KEY_NAME:
-			key->data = NameStr(*DatumGetName(value));
-			key->length = (int) strlen(key->data);
+			set_text(key, NameStr(*DatumGetName(value)));
 			return true;
 		case KEY_CHAR:
 			key->buffer.byte = DatumGetChar(value);
@@ -188,8 +249,7 @@ value_key(const DpmlLevels *levels, Datum value, Key *key)
 			key->length = 1;
 			return true;
 		case KEY_BOOL:
-			key->data = DatumGetBool(value) ? "true" : "false";
-			key->length = DatumGetBool(value) ? 4 : 5;
+			set_text(key, DatumGetBool(value) ? "true" : "false");
 			return true;
 		case KEY_ENUM:
 			set_integer(key, DatumGetObjectId(value));
@@ -200,7 +260,10 @@ value_key(const DpmlLevels *levels, Datum value, Key *key)
 		case KEY_INTEGER:
 			set_integer(key, levels->type == INT8OID ? DatumGetInt64(value) : (int64) levels->read(value));
 			return true;
-		case KEY_NUMBER:
+		case KEY_DECIMAL:
+			set_text(key, numeric_normalize(DatumGetNumeric(value)));
+			return !numeric_is_nan(DatumGetNumeric(value));
+		case KEY_FLOAT:
 			return set_number(key, levels->read(value));
 	}
 	return false;
@@ -251,10 +314,12 @@ choose_kind(DpmlLevels *levels)
 		case INT8OID:
 			levels->kind = KEY_INTEGER;
 			break;
+		case NUMERICOID:
+			levels->kind = KEY_DECIMAL;
+			return true;
 		case FLOAT4OID:
 		case FLOAT8OID:
-		case NUMERICOID:
-			levels->kind = KEY_NUMBER;
+			levels->kind = KEY_FLOAT;
 			levels->single = levels->type == FLOAT4OID;
 			break;
 		default:

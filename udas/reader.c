@@ -18,10 +18,14 @@
 #include "utils/memutils.h"
 #include "utils/typcache.h"
 
+/* In place of a field's number: how many fields of a record have its name. */
+#define NONE (-1)
+#define SEVERAL (-2)
+
 /* Where a column of the specification is, and how to read it. */
 typedef struct Field
 {
-	int			attribute;		/* from 0; -1 if the record has none (label only) */
+	int			attribute;		/* from 0; NONE or SEVERAL (label only) */
 	DpmlToNumber number;		/* a numeric column or label */
 	DpmlLevels *levels;			/* a category, or a label with classes */
 	DpmlArrayReader array;		/* an array column */
@@ -73,14 +77,25 @@ dpml_reader_spec(const DpmlReader *reader)
 static int
 find_attribute(TupleDesc desc, const char *name)
 {
+	int			found = NONE;
+
 	for (int i = 0; i < desc->natts; i++)
 	{
 		Form_pg_attribute attribute = TupleDescAttr(desc, i);
 
 		if (!attribute->attisdropped && strcmp(NameStr(attribute->attname), name) == 0)
-			return i;
+			found = found == NONE ? i : SEVERAL;
 	}
-	return -1;
+	return found;
+}
+
+static void
+refuse_several(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_AMBIGUOUS_COLUMN),
+			 errmsg("the record has several columns \"%s\"", name),
+			 errhint("Which one is meant?  Rename the others, or join with USING.")));
 }
 
 static void
@@ -132,7 +147,9 @@ resolve_label(DpmlReader *reader)
 
 	if (likely(reader->label_resolved))
 		return field;
-	if (field->attribute < 0)
+	if (field->attribute == SEVERAL)
+		refuse_several(spec->label_name);
+	if (field->attribute == NONE)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("the record has no label column \"%s\"", spec->label_name)));
@@ -183,16 +200,18 @@ locate_fields(DpmlReader *reader)
 	{
 		const char *name = i < n ? spec->names[i] : spec->label_name;
 
-		reader->fields[i].attribute = name != NULL ? find_attribute(reader->desc, name) : -1;
+		reader->fields[i].attribute = name != NULL ? find_attribute(reader->desc, name) : NONE;
 	}
 	if ((natts == n || (has_label && natts == n + 1)) && is_row_constructor(reader->desc))
 	{
 		for (int i = 0; i <= n; i++)
-			reader->fields[i].attribute = i < natts ? i : -1;
+			reader->fields[i].attribute = i < natts ? i : NONE;
 	}
 	for (int i = 0; i < n; i++)
 	{
-		if (reader->fields[i].attribute < 0)
+		if (reader->fields[i].attribute == SEVERAL)
+			refuse_several(spec->names[i]);
+		if (reader->fields[i].attribute == NONE)
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_COLUMN),
 					 errmsg("the record has no column \"%s\"", spec->names[i]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,9 +21,21 @@ from pg_dpml.portions import pack_portions
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.rows import PackedRows, Source, count_units, resolve
 from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec
+from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.train import Alternative, alternative, problem_of, run_method, start_run
 
-__all__ = ["DEFAULT_EPSILONS", "DEFAULT_SPLITS", "MAJORITY", "Comparison", "ComparisonEntry", "compare"]
+__all__ = [
+    "DEFAULT_EPSILONS",
+    "DEFAULT_METHODS",
+    "DEFAULT_SPLITS",
+    "MAJORITY",
+    "Comparison",
+    "ComparisonEntry",
+    "compare",
+]
+
+DEFAULT_METHODS = tuple(method for method in METHODS if method != "noiseless")
+"""Of those that are not private `lbfgs` alone: the minimiser, which is what privacy costs accuracy against."""
 
 DEFAULT_EPSILONS = (0.01, 0.1, 1.0)
 DEFAULT_SPLITS = 10
@@ -109,7 +121,10 @@ class Comparison:
         Of the private methods.
     relation : Relation
     entries : tuple of ComparisonEntry
-        Methods in the order asked for, each by rising epsilon, and the majority class last.
+        Methods in the order asked for, each by rising epsilon, and the majority class last. Where
+        `auto` chooses a method that was also asked for, that run is one entry, called "auto".
+    left_out : LeftOut or None
+        Rows of the table that no figure is of, since their label is not declared, and why.
     """
 
     table: str
@@ -123,13 +138,14 @@ class Comparison:
     delta: float
     relation: Relation
     entries: tuple[ComparisonEntry, ...]
+    left_out: LeftOut | None = None
 
 
 def compare(
     source: str | sa.Engine,
     data: DataSpec,
     *,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = DEFAULT_METHODS,
     epsilons: Sequence[float] = DEFAULT_EPSILONS,
     delta: float | None = None,
     relation: Relation = Relation.REPLACE_ONE,
@@ -208,7 +224,7 @@ def compare(
         problem = problem_of(resolved, n_units - n_test, data)
         runs = _plan_runs(problem, methods, privacies)
         start_run(session)
-        majority = _measure_splits(session, resolved, n_test, runs, splits, progress, public=public)
+        left_out, majority = _measure_splits(session, resolved, n_test, runs, splits, progress, public=public)
     return Comparison(
         table=f"{resolved.table.schema}.{resolved.table.name}",
         task=problem.task,
@@ -221,6 +237,7 @@ def compare(
         delta=privacies[0].delta_for(problem.n_rows),
         relation=privacies[0].relation,
         entries=(*(run.entry() for run in runs), *majority),
+        left_out=left_out,
     )
 
 
@@ -260,7 +277,10 @@ class _Run:
 
 
 def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[PrivacySpec]) -> list[_Run]:
-    """Every method at every epsilon; those that are not private once, as those that refuse everywhere."""
+    """Every method at every epsilon; those that are not private once, as those that refuse everywhere.
+
+    What `auto` chooses is not run a second time under its own name.
+    """
     runs = []
     for method in methods:
         once = method in NOT_PRIVATE_METHODS
@@ -271,10 +291,18 @@ def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[Pri
         if {run.decided.refusal for run in of_method} == {of_method[0].decided.refusal} - {None}:
             of_method = [_Run(method, None, of_method[0].decided)]
         runs += of_method
+    chosen = [_work_of(run) for run in runs if run.method == "auto" and run.decided.plan is not None]
+    runs = [run for run in runs if run.method == "auto" or _work_of(run) not in chosen]
     if all(run.decided.plan is None for run in runs):
         refusals = dict.fromkeys(f"{run.method}: {run.decided.refusal}" for run in runs)
         raise SpecError(f"methods: none of them runs here; {'; '.join(refusals)}")
     return runs
+
+
+def _work_of(run: _Run) -> Plan | None:
+    """What a run does, whoever chose it."""
+    plan = run.decided.plan
+    return None if plan is None else replace(plan, reason="")
 
 
 def _measure_splits(
@@ -286,8 +314,8 @@ def _measure_splits(
     progress: Progress | None,
     *,
     public: bool,
-) -> tuple[ComparisonEntry, ...]:
-    """Add the figures of all splits to the runs; the entry of the majority class, where there are classes.
+) -> tuple[LeftOut, tuple[ComparisonEntry, ...]]:
+    """Add the figures of all splits to the runs; what they leave out, and the majority class where there are classes.
 
     Raises
     ------
@@ -298,7 +326,10 @@ def _measure_splits(
     """
     try:
         with owner_stamp(not public):
-            return _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
+            with session.owners_path():
+                left_out = count_left_out(session, source)
+            majority = _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
+            return left_out, majority
     except DpmlError:
         raise
     except Exception as error:

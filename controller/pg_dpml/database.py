@@ -144,8 +144,8 @@ class ColumnType:
         Computed by an expression whenever it is read.
     whole : bool
         An integer type.
-    exact : bool
-        numeric, or an array of it: too wide for a plain cast to a float.
+    collated : bool
+        Text whose equality a collation could widen.
     vector : bool
         pgvector's type, not an array.
     """
@@ -157,7 +157,7 @@ class ColumnType:
     enum_labels: tuple[str, ...] | None = None
     virtual: bool = False
     whole: bool = False
-    exact: bool = False
+    collated: bool = False
     vector: bool = False
 
 
@@ -698,17 +698,17 @@ def _column_type(
 ) -> ColumnType:
     """A row of `Session._columns`: what lies below `depth` arrays."""
     kind = "enum" if labels else _KINDS.get(builtin or "", "other")
-    exact = builtin == "numeric"
     if is_vector and depth == 0:
         length = typmod if typmod > 0 else None
         return ColumnType(name, "array", "number", length, virtual=virtual, vector=True)
     if depth == 0:
         whole = builtin in ("int2", "int4", "int8")
         enum = tuple(labels) if labels else None
-        return ColumnType(name, kind, enum_labels=enum, virtual=virtual, whole=whole, exact=exact)
+        collated = kind == "text" and builtin != "char"
+        return ColumnType(name, kind, enum_labels=enum, virtual=virtual, whole=whole, collated=collated)
     if depth > 1 or kind in ("text", "enum", "other"):
         return ColumnType(name, "other", virtual=virtual)
-    return ColumnType(name, "array", kind, virtual=virtual, exact=exact)
+    return ColumnType(name, "array", kind, virtual=virtual)
 
 
 def verbatim(text: str) -> sql.Composed:

@@ -102,7 +102,7 @@ def run_demo(
     with progress() as show:
         run = train(server.dsn, data, PrivacySpec(epsilon), name=PRIVATE_MODEL, progress=show)
     with progress() as show:
-        train(server.dsn, data, None, TrainSpec(method="noiseless"), name=PLAIN_MODEL, progress=show)
+        train(server.dsn, data, None, TrainSpec(method="lbfgs"), name=PLAIN_MODEL, progress=show)
     private, plain = (
         evaluate(server.dsn, name, "adult_test", public=True) for name in (PRIVATE_MODEL, PLAIN_MODEL)
     )

@@ -7,15 +7,16 @@ They are exact and carry no noise. On private rows they are for the owner alone
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pg_dpml.database import Session, SourceTable, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.registry import Model
 from pg_dpml.rows import record_of
+from pg_dpml.tables.measuring import LeftOut, count_undeclared, label_field
 
-__all__ = ["CalibrationBin", "Figures", "exact_figures", "require_columns"]
+__all__ = ["CalibrationBin", "Figures", "exact_figures", "left_out_words", "require_columns"]
 
 CALIBRATION_BINS = 10
 ROC_POINTS = 100
@@ -65,6 +66,9 @@ class Figures:
         Points of its curve, at most about a hundred: false and true positive rate.
     calibration : tuple of CalibrationBin
         Tenths that have rows; empty for losses without probabilities.
+    left_out : LeftOut or None
+        Rows of the table that are in no figure, and why; None where rows are private, and count
+        as errors without a declared label.
     """
 
     n_rows: int
@@ -76,6 +80,7 @@ class Figures:
     auc: float | None = None
     roc: tuple[tuple[float, float], ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
+    left_out: LeftOut | None = None
 
 
 def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures:
@@ -87,9 +92,36 @@ def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures
         If no row has a declared label.
     """
     query = _Query(session, model, table)
-    if model.task == "regression":
-        return _regression(query)
-    return _classification(query)
+    left_out = query.left_out()
+    figures = (_regression if model.task == "regression" else _classification)(query)
+    if figures is None:
+        because = " ".join(left_out_words(left_out)) or "it has no rows"
+        raise SpecError(f"no row of {table.name} has a label that model {model.name} knows: {because}")
+    seen = {actual for actual, _, _ in figures.confusion}
+    empty = tuple(name for name in model.classes or () if name not in seen)
+    return replace(figures, left_out=replace(left_out, empty_classes=empty))
+
+
+def left_out_words(left_out: LeftOut | None) -> list[str]:
+    """Sentences about rows that are in no figure, and classes that no row has; none where all is well."""
+    words = []
+    if left_out is not None and left_out.n_rows:
+        reasons = [f"{left_out.nulls:,} whose label is NULL"] if left_out.nulls else []
+        if left_out.undeclared:
+            values = [f"{value.value!r} {value.rows:,}" for value in left_out.undeclared_values]
+            more = (
+                ", ..."
+                if sum(value.rows for value in left_out.undeclared_values) < left_out.undeclared
+                else ""
+            )
+            reasons.append(f"{left_out.undeclared:,} whose label is not declared ({', '.join(values)}{more})")
+        rows = "1 row is" if left_out.n_rows == 1 else f"{left_out.n_rows:,} rows are"
+        words.append(f"{rows} in no figure: {' and '.join(reasons)}.")
+    if left_out is not None and left_out.empty_classes:
+        names = ", ".join(map(repr, left_out.empty_classes[:10]))
+        more = ", ..." if len(left_out.empty_classes) > 10 else ""
+        words.append(f"No row is of class {names}{more}: the figures say nothing about it.")
+    return words
 
 
 def require_columns(model: Model, table: SourceTable, extra: list[str]) -> None:
@@ -119,11 +151,15 @@ class _Query:
         with self.session.owners_path():
             return self.session.fetch(query, {"model": self.model.name} | parts)
 
-    def refuse_without_labels(self) -> SpecError:
-        return SpecError(f"no row of {self.table.name} has a label that model {self.model.name} knows")
+    def left_out(self) -> LeftOut:
+        """Rows whose label the model does not know."""
+        condition = sql.SQL("dpml.label(%(model)s, {}) IS NULL").format(self.record)
+        field = label_field(self.model.encoder, self.table.columns)
+        with self.session.owners_path():
+            return count_undeclared(self.session, self.table, field, condition, {"model": self.model.name})
 
 
-def _classification(query: _Query) -> Figures:
+def _classification(query: _Query) -> Figures | None:
     rows = query.rows(
         "SELECT {label} AS actual, {predict} AS predicted, pg_catalog.count(*) "
         "FROM {table} AS t GROUP BY 1, 2"
@@ -131,7 +167,7 @@ def _classification(query: _Query) -> Figures:
     confusion = tuple(sorted((a, p, n) for a, p, n in rows if a is not None))
     total = sum(n for _, _, n in confusion)
     if total == 0:
-        raise query.refuse_without_labels()
+        return None
     sizes: dict[str, int] = {}
     for actual, _, n in confusion:
         sizes[actual] = sizes.get(actual, 0) + n
@@ -194,7 +230,7 @@ def _calibration(query: _Query) -> tuple[CalibrationBin, ...]:
     )
 
 
-def _regression(query: _Query) -> Figures:
+def _regression(query: _Query) -> Figures | None:
     ((n_rows, squared_error, variance),) = query.rows(
         "SELECT pg_catalog.count(e.actual), pg_catalog.avg((e.actual - e.predicted) ^ 2::float8), "
         "pg_catalog.var_pop(e.actual) "
@@ -202,7 +238,7 @@ def _regression(query: _Query) -> Figures:
         "FROM {table} AS t OFFSET 0) AS e WHERE e.actual IS NOT NULL"
     )
     if n_rows == 0:
-        raise query.refuse_without_labels()
+        return None
     return Figures(
         n_rows=n_rows,
         mean_squared_error=squared_error,

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pg_dpml.compare import Comparison, ComparisonEntry
+from pg_dpml.compare import MAJORITY, Comparison, ComparisonEntry
 from pg_dpml.figures import CalibrationBin
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ DPI = 150
 LONGEST_NAME = 40
 APART = 1.03
 """Ratio of the places of two methods' points at one epsilon, or bars would hide each other."""
+MARGIN = 0.25
+"""Of the axis below the majority class, as a share of what lies above it."""
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -143,11 +146,30 @@ def roc_plot(points: Sequence[tuple[float, float]]) -> bytes:
     return _png(figure)
 
 
+def _lower_edge(comparison: Comparison) -> float | None:
+    """Where the axis begins; None where no mean is far below what needs no model."""
+    private = [
+        entry.mean for entry in comparison.entries if entry.epsilon is not None and entry.mean is not None
+    ]
+    others = [entry for entry in comparison.entries if entry.epsilon is None and entry.mean is not None]
+    if comparison.figure == "accuracy":
+        floor = next((entry.mean for entry in others if entry.method == MAJORITY), None)
+    else:
+        floor = 0.0
+    top = max([*private, *(entry.mean or 0.0 for entry in others)], default=None)
+    if floor is None or top is None or not private or not top > floor:
+        return None
+    edge = floor - MARGIN * (top - floor)
+    return edge if min(private) < edge else None
+
+
 def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "png") -> bytes:
     """Figures against epsilon, a line with error bars for each method.
 
     Bars are one standard deviation of a split. Methods that are not private and the
-    majority class are horizontal lines.
+    majority class are horizontal lines. The axis ends a little below the majority class, or
+    below an R squared of 0: a triangle on its edge marks a mean that is lower, and the legend
+    says how low.
 
     Parameters
     ----------
@@ -157,8 +179,9 @@ def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "pn
     format : str
         "png", "svg" or "pdf".
     """
-    figure, axes = _canvas(7.5, 4.6)
+    figure, axes = _canvas(5.8, 5.4)
     unit = 100.0 if comparison.figure == "accuracy" else 1.0
+    edge = _lower_edge(comparison)
     curves: dict[str, list[ComparisonEntry]] = {}
     for entry in comparison.entries:
         if entry.values and entry.epsilon is not None:
@@ -169,17 +192,34 @@ def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "pn
             axes.axhline(unit * (entry.mean or 0.0), color=GUIDE, linestyle=style, label=label)
     for i, entries in enumerate(curves.values()):
         aside = APART ** (i - (len(curves) - 1) / 2)
+        label = ", ".join(dict.fromkeys(entry.label for entry in entries))
+        means = [entry.mean or 0.0 for entry in entries]
+        low = [entry for entry in entries if edge is not None and (entry.mean or 0.0) < edge]
+        if low and edge is not None:
+            label += f"\n(down to {unit * min(means):.3g}{'%' if unit > 1.0 else ''}, below the axis)"
+            axes.plot(
+                [(entry.epsilon or 0.0) * aside for entry in low],
+                [unit * edge] * len(low),
+                color=f"C{i % 10}",
+                marker=7,  # a triangle that points down to its place
+                markersize=8,
+                linestyle="none",
+                clip_on=False,
+                zorder=4,
+            )
         axes.errorbar(
             [(entry.epsilon or 0.0) * aside for entry in entries],
-            [unit * (entry.mean or 0.0) for entry in entries],
+            [unit * mean for mean in means],
             yerr=[unit * (entry.deviation or 0.0) for entry in entries],
-            label=", ".join(dict.fromkeys(entry.label for entry in entries)),
+            label=label,
             color=f"C{i % 10}",
             marker="os^Dv<>P"[i % 8],
             markersize=5,
             capsize=3,
             linewidth=1.5,
         )
+    if edge is not None:
+        axes.set_ylim(bottom=unit * edge)
     axes.set_xscale("log")
     epsilons = sorted({entry.epsilon for entry in comparison.entries if entry.epsilon is not None})
     axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
@@ -188,7 +228,9 @@ def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "pn
     axes.set_ylabel("accuracy, %" if comparison.figure == "accuracy" else "R squared")
     axes.set_title(_label(comparison.table), parse_math=False)
     axes.grid(axis="y", color=GUIDE, alpha=0.2)
-    figure.legend(loc="outside right center", frameon=False)
+    labels = [str(label) for label in axes.get_legend_handles_labels()[1]]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    figure.legend(loc="outside lower center", ncols=2 if longest <= LONGEST_NAME else 1, frameon=False)
     if stamp is not None:
-        figure.suptitle(stamp, color=STAMP, fontsize=8, fontweight="bold")
+        figure.suptitle(textwrap.fill(stamp, 70), color=STAMP, fontsize=8, fontweight="bold")
     return _file(figure, format)

@@ -15,6 +15,7 @@ from pg_dpml.budgets import Outlook
 from pg_dpml.compare import Comparison, ComparisonEntry
 from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluate import Evaluation
+from pg_dpml.figures import left_out_words
 from pg_dpml.methods.plan import Guarantee, Plan, PlannedNoise, noise_record
 from pg_dpml.noisy_error import NoisyError
 from pg_dpml.privacy.composed import ComposedNoise
@@ -33,6 +34,7 @@ __all__ = [
     "comparison_rows",
     "comparison_stamp",
     "comparison_text",
+    "comparison_warnings",
     "evaluation_record",
     "evaluation_text",
     "grants_text",
@@ -320,6 +322,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         return "\n".join([*lines, *_error_lines(evaluation.error)])
     if evaluation.mode == "owner":
         lines.insert(0, OWNER_ONLY)
+    lines += [textwrap.fill(f"Warning: {words}", 100) for words in left_out_words(evaluation.left_out)]
     if evaluation.accuracy is not None and evaluation.majority is not None:
         lines.append(f"Accuracy       {evaluation.accuracy:7.2%}")
         lines.append(f"Majority class {evaluation.majority:7.2%}")
@@ -540,6 +543,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         "unit": comparison.unit,
         "delta": comparison.delta,
         "relation": comparison.relation.value,
+        "left_out": None if comparison.left_out is None else asdict(comparison.left_out),
         "results": [
             {
                 "data": comparison.table,
@@ -571,7 +575,8 @@ def comparison_text(comparison: Comparison) -> str:
     """A comparison as a table, a line for every method and epsilon."""
     stamp = comparison_stamp(comparison)
     lines = [] if stamp is None else [stamp]
-    lines += [textwrap.fill(heading, 100) for heading in comparison_headings(comparison)]
+    headings = [*comparison_headings(comparison), *comparison_warnings(comparison)]
+    lines += [textwrap.fill(heading, 100) for heading in headings]
     return "\n".join([*lines, "", *_aligned([COMPARISON_HEAD, *comparison_rows(comparison)])])
 
 
@@ -589,6 +594,11 @@ def comparison_headings(comparison: Comparison) -> tuple[str, str]:
         "SD is that of one split, its noise included; PASSES and SECONDS are those of training, their means. "
         "dpml plan shows the noise.",
     )
+
+
+def comparison_warnings(comparison: Comparison) -> list[str]:
+    """What the figures leave out."""
+    return [f"Warning, of the table: {words}" for words in left_out_words(comparison.left_out)]
 
 
 def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:

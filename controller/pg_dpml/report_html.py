@@ -12,6 +12,7 @@ from typing import Any
 from pg_dpml import plots
 from pg_dpml.compare import Comparison
 from pg_dpml.evaluate import Evaluation
+from pg_dpml.figures import left_out_words
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Charge, Model
@@ -24,6 +25,7 @@ from pg_dpml.report import (
     comparison_headings,
     comparison_rows,
     comparison_stamp,
+    comparison_warnings,
     guarantee_of,
     noise_bound,
     passes_text,
@@ -111,6 +113,7 @@ def comparison_html(comparison: Comparison) -> str:
         f"<h1>{escape(title)}</h1>",
         "" if stamp is None else f'<p class="stamp">{escape(stamp)}</p>',
         f"<p>{escape(what)}</p>",
+        *(f"<p>{escape(warning)}</p>" for warning in comparison_warnings(comparison)),
         picture,
         _table(comparison_rows(comparison), [head.capitalize() for head in COMPARISON_HEAD], range(2, 6)),
         f'<p class="note">{escape(columns)}</p>',
@@ -291,7 +294,8 @@ def _accuracy(model: Model, evaluation: Evaluation | None) -> str:
     if evaluation.calibration:
         png = plots.calibration_plot(evaluation.calibration)
         pictures.append(_picture(png, "Calibration: probability predicted, share observed"))
-    return "<h2>Accuracy on public rows</h2>\n" + _table(rows) + "\n".join(pictures)
+    warnings = [f"<p>Warning: {escape(words)}</p>" for words in left_out_words(evaluation.left_out)]
+    return "<h2>Accuracy on public rows</h2>\n" + _table(rows) + "\n".join([*warnings, *pictures])
 
 
 def _spending(model: Model, charges: Sequence[Charge] | None) -> str:

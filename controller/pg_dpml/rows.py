@@ -321,28 +321,34 @@ def record_of(encoder: Mapping[str, Any], table: SourceTable, *, with_label: boo
     """`ROW(t.a, t.b, ...)` in the encoder's order: it needs no privilege on other columns.
 
     Text too long to be a level and arrays of another length become NULL,
-    which encodes as they do: a record of several huge values could not be
-    made, and that would tell of a row.
+    which encodes as they do; in a label whose other values are a class, another
+    value. A record of several huge values could not be made, and that would
+    tell of a row.
     """
-    lengths = {column["name"]: column.get("length") for column in encoder["columns"]}
+    fields = [_bounded_field(column["name"], column.get("length"), table) for column in encoder["columns"]]
     if with_label:
-        lengths[encoder["label"]["name"]] = None
-    fields = [_bounded_field(name, length, table) for name, length in lengths.items()]
+        label = encoder["label"]
+        # Without a type, so that it takes the column's.
+        other = sql.Literal("" if str(label.get("positive", "")).strip(" ") else "other")
+        others = label["kind"] == "binary" and label.get("negative") is None
+        fields.append(_bounded_field(label["name"], None, table, other if others else sql.NULL))
     return sql.SQL("ROW({})").format(sql.SQL(", ").join(fields))
 
 
-def _bounded_field(name: str, length: int | None, table: SourceTable) -> sql.Composed:
+def _bounded_field(
+    name: str, length: int | None, table: SourceTable, instead: sql.Composable = sql.NULL
+) -> sql.Composed:
     field = sql.Identifier("t", name)
     column_type = table.columns[name]
     if column_type.kind == "text":
-        fits = sql.SQL("pg_catalog.octet_length({}::pg_catalog.text) <= {}").format(
+        unfit = sql.SQL("pg_catalog.octet_length({}::pg_catalog.text) > {}").format(
             field, sql.Literal(LONGEST_LEVEL)
         )
     elif column_type.kind == "array" and not column_type.vector and length is not None:
-        fits = sql.SQL("pg_catalog.cardinality({}) = {}").format(field, sql.Literal(length))
+        unfit = sql.SQL("pg_catalog.cardinality({}) <> {}").format(field, sql.Literal(length))
     else:
         return sql.Composed([field])
-    return sql.SQL("CASE WHEN {} THEN {} END").format(fits, field)
+    return sql.SQL("CASE WHEN {} THEN {} ELSE {} END").format(unfit, instead, field)
 
 
 def count_units(session: Session, source: Source) -> int:

@@ -136,6 +136,33 @@ def test_a_picture_has_a_line_for_every_method(monkeypatch: pytest.MonkeyPatch) 
     assert bars.get_segments()[0][:, 1] == pytest.approx([50.0, 90.0])
 
 
+@pytest.mark.parametrize("figure", ["accuracy", "r_squared"])
+def test_one_bad_method_does_not_squeeze_the_others(monkeypatch: pytest.MonkeyPatch, figure: str) -> None:
+    """The axis begins a little below what needs no model; what is lower is marked on its edge."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_file", lambda figure, format: drawn.append(figure))
+    floor = 0.75 if figure == "accuracy" else 0.0
+    good = [replace(PRIVATE, epsilon=e, values=(v, v)) for e, v in ((0.1, 0.76), (1.0, 0.84))]
+    bad = [replace(PRIVATE, method="scs13", epsilon=e, values=(v, v)) for e, v in ((0.1, -0.46), (1.0, 0.8))]
+    rest = [] if figure == "r_squared" else [ComparisonEntry(MAJORITY, None, (floor, floor))]
+    plots.comparison_plot(replace(PUBLIC, entries=(*good, *bad, *rest), figure=figure), None)
+    (axes,) = drawn[0].axes
+    unit = 100.0 if figure == "accuracy" else 1.0
+    low, high = axes.get_ylim()
+    assert unit * (floor - 0.3 * (0.84 - floor)) < low < unit * floor
+    assert high > unit * 0.84
+    (mark,) = (line for line in axes.lines if line.get_marker() == 7)
+    assert list(mark.get_xdata()) == pytest.approx([0.1], rel=0.05)
+    assert list(mark.get_ydata()) == [low]
+    legend = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    (marked,) = (label for label in legend if "below the axis" in label)
+    assert marked.startswith("scs13")
+    assert f"{unit * -0.46:.3g}" in marked
+    # Where nothing is far below, nothing is cut.
+    plots.comparison_plot(replace(PUBLIC, entries=(*good, *rest), figure=figure), None)
+    assert not any(line.get_marker() == 7 for line in drawn[1].axes[0].lines)
+
+
 def test_a_method_that_chooses_several_names_them_in_the_legend(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plots, "_file", lambda figure, format: drawn.append(figure))

@@ -18,12 +18,15 @@ from typer.testing import CliRunner, Result
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import DataSpec, Relation, cli
+from pg_dpml import DataSpec, Relation, cli, report
 from pg_dpml.compare import MAJORITY
 from pg_dpml.database import Session, sql
 from pg_dpml.errors import OWNER_ONLY, DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.methods.job import Job
+from pg_dpml.report_html import comparison_html
 from pg_dpml.rows import PackedRows, Source
+from pg_dpml.spec import NOT_PRIVATE_METHODS
+from pg_dpml.tables.measuring import ValueCount
 from sqltools import scalar
 
 # The package's function of the same name hides the module.
@@ -227,6 +230,48 @@ def test_a_method_that_refuses_is_named_with_its_reason(
     assert len(ran.values) == len(majority.values) == 1
     with pytest.raises(SpecError, match=r"methods: none of them runs here; bolt-on: delta = 1e-38"):
         pg_dpml.compare(database, people.spec(), methods=["bolt-on"], delta=tiny, public=True)
+
+
+def test_what_auto_chooses_is_one_run(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    asked = ("whitened-dp-gd", "auto", "dp-gd")
+    found = pg_dpml.compare(database, people.spec(), methods=asked, epsilons=[1.0], splits=1, public=True)
+    assert [entry.label for entry in found.entries] == ["auto (whitened-dp-gd)", "dp-gd", MAJORITY]
+    assert [plan.method for _, plan, _ in spy.models] == ["whitened-dp-gd", "dp-gd"]
+    spy.models.clear()
+    chosen = pg_dpml.compare(
+        database, people.spec(), methods=asked[:1], epsilons=[1.0], splits=1, public=True
+    )
+    assert [entry.label for entry in chosen.entries] == ["whitened-dp-gd", MAJORITY]
+
+
+def test_the_minimiser_alone_stands_for_no_privacy_by_default() -> None:
+    not_private = [method for method in COMPARE.DEFAULT_METHODS if method in NOT_PRIVATE_METHODS]
+    assert not_private == ["lbfgs"]
+
+
+@pytest.mark.parametrize("task", people.LABELS)
+def test_rows_left_out_of_the_figures_are_told(
+    database: str, connection: psycopg.Connection, task: str
+) -> None:
+    column = people.LABELS[task].column
+    connection.execute("CREATE TABLE odd AS SELECT * FROM people")
+    other = {"binary": "'Yes.'", "multiclass": "9", "regression": "'NaN'"}[task]
+    connection.execute(f"UPDATE odd SET {column} = {other} WHERE id < 60".encode())
+    connection.execute(f"UPDATE odd SET {column} = NULL WHERE id BETWEEN 60 AND 89".encode())
+    found = pg_dpml.compare(database, people.spec(task, "odd"), methods=["noiseless"], splits=1, public=True)
+    assert found.left_out is not None
+    assert found.left_out.nulls >= 30
+    assert found.left_out.undeclared_values[0] == ValueCount(
+        other.strip("'"), found.left_out.undeclared_values[0].rows
+    )
+    assert found.left_out.undeclared_values[0].rows >= 60
+    assert found.left_out.empty_classes == ()
+    words = f"{found.left_out.nulls} whose label is NULL and {found.left_out.undeclared} whose label is not"
+    assert words in " ".join(report.comparison_text(found).split())
+    assert words in comparison_html(found)
+    assert report.comparison_record(found)["left_out"]["nulls"] == found.left_out.nulls
+    connection.execute("DROP TABLE odd")
 
 
 @pytest.mark.parametrize("modes", [{}, {"public": True, "owner": True}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -18,6 +19,7 @@ from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec, report
 from pg_dpml.errors import OWNER_ONLY, GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.privacy import mechanisms, resolution
+from pg_dpml.tables.measuring import LeftOut, ValueCount
 from sqltools import scalar
 
 NOISY = importlib.import_module("pg_dpml.noisy_error")
@@ -164,6 +166,89 @@ def test_a_loss_without_probabilities_has_no_calibration(database: str) -> None:
     assert found.auc is not None
 
 
+# Rows that are in no figure
+
+
+@pytest.fixture
+def respelt(connection: psycopg.Connection) -> Iterator[str]:
+    """100 people: 40 with a declared label, 25 and 20 spelt otherwise, 15 without one."""
+    connection.execute(
+        "CREATE TABLE respelt AS SELECT * FROM people WHERE rich IN ('yes', 'no') ORDER BY id LIMIT 100"
+    )
+    connection.execute(
+        "UPDATE respelt SET rich = CASE WHEN n <= 25 THEN 'Yes.' WHEN n <= 45 THEN 'No.' "
+        "WHEN n <= 60 THEN NULL ELSE rich END, "
+        "price = CASE WHEN n <= 7 THEN 'NaN' WHEN n <= 9 THEN NULL ELSE price END "
+        "FROM (SELECT id AS place, row_number() OVER (ORDER BY id) AS n FROM respelt) AS r WHERE place = id"
+    )
+    yield "respelt"
+    connection.execute("DROP TABLE respelt")
+
+
+@pytest.mark.parametrize("mode", ["public", "owner"])
+def test_rows_left_out_of_exact_figures_are_told(database: str, respelt: str, mode: str) -> None:
+    found = pg_dpml.evaluate(database, "binary", respelt, **{mode: True})  # type: ignore[arg-type]
+    assert found.n_rows == 40
+    assert found.left_out == LeftOut(15, 45, (ValueCount("Yes.", 25), ValueCount("No.", 20)))
+    assert found.left_out.n_rows == 60
+    text = " ".join(report.evaluation_text(found).split())
+    assert (
+        "60 rows are in no figure: 15 whose label is NULL and "
+        "45 whose label is not declared ('Yes.' 25, 'No.' 20)."
+    ) in text
+    record = json.loads(json.dumps(report.evaluation_record(found), allow_nan=False))
+    assert record["left_out"]["nulls"] == 15
+    assert record["left_out"]["undeclared"] == 45
+    assert record["left_out"]["undeclared_values"][0] == {"value": "Yes.", "rows": 25}
+
+
+def test_numbers_left_out_of_exact_figures_are_told(database: str, respelt: str) -> None:
+    found = pg_dpml.evaluate(database, "regression", respelt, public=True)
+    assert (found.n_rows, found.left_out) == (91, LeftOut(2, 7, (ValueCount("NaN", 7),)))
+
+
+def test_a_class_without_a_row_is_warned_of(database: str, connection: psycopg.Connection) -> None:
+    connection.execute("CREATE TABLE poor AS SELECT * FROM people WHERE rich = 'no'")
+    found = pg_dpml.evaluate(database, "binary", "poor", public=True)
+    assert found.left_out == LeftOut(empty_classes=("yes",))
+    assert "Warning: No row is of class 'yes'" in report.evaluation_text(found)
+    assert report.evaluation_record(found)["left_out"]["empty_classes"] == ("yes",)
+    connection.execute("DROP TABLE poor")
+
+
+@pytest.mark.parametrize("task", people.LABELS)
+def test_a_table_whose_rows_are_all_left_out_says_why(
+    database: str, connection: psycopg.Connection, task: str
+) -> None:
+    connection.execute("CREATE TABLE strange AS SELECT * FROM people LIMIT 9")
+    connection.execute("UPDATE strange SET rich = '>50K.', grade = 77, price = 'NaN'")
+    connection.execute("UPDATE strange SET rich = NULL, grade = NULL, price = NULL WHERE id = 0")
+    value = {"binary": ">50K.", "multiclass": "77", "regression": "NaN"}[task]
+    words = f"1 whose label is NULL and 8 whose label is not declared ('{value}' 8)"
+    with pytest.raises(SpecError) as refusal:
+        pg_dpml.evaluate(database, task, "strange", public=True)
+    assert words in str(refusal.value)
+    assert OWNER_ONLY not in str(refusal.value)
+    with pytest.raises(SpecError) as refusal:
+        pg_dpml.evaluate(database, task, "strange", owner=True)
+    assert words in str(refusal.value)
+    assert OWNER_ONLY in str(refusal.value)
+    connection.execute("DROP TABLE strange")
+
+
+def test_who_may_only_read_model_and_table_is_told_what_is_left_out(
+    database: str, connection: psycopg.Connection, respelt: str
+) -> None:
+    connection.execute("CREATE ROLE onlooker LOGIN IN ROLE dpml_analyst; GRANT SELECT ON respelt TO onlooker")
+    connection.execute("UPDATE dpml.models SET granted_to = '{onlooker}' WHERE name = 'binary'")
+    dsn = database.replace("user='postgres'", "user='onlooker'")
+    found = pg_dpml.evaluate(dsn, "binary", respelt, public=True)
+    assert found.left_out is not None
+    assert found.left_out.n_rows == 60
+    connection.execute("DROP OWNED BY onlooker; DROP ROLE onlooker")
+    connection.execute("UPDATE dpml.models SET granted_to = '{}' WHERE name = 'binary'")
+
+
 # The noisy error
 
 
@@ -177,6 +262,7 @@ def test_exact_count_of_errors(database: str, connection: psycopg.Connection) ->
         assert found.error is not None
         assert (found.mode, found.n_rows) == ("private", N)
         assert found.error.value == wrong / N
+        assert found.left_out is None  # none is
         assert found.accuracy == pytest.approx(1.0 - wrong / N)
         assert (found.confusion, found.auc, found.calibration, found.majority) == ((), None, (), None)
 

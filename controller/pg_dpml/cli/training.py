@@ -15,12 +15,11 @@ import typer
 import pg_dpml
 from pg_dpml import budgets, plots, report
 from pg_dpml.cli.framework import ModelName, Output, OutputFormat, Spec, Table, command, progress_bar
-from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS
+from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
 from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.report_html import comparison_html
 from pg_dpml.rows import resolve
-from pg_dpml.spec import METHODS
 from pg_dpml.train import alternatives, priced_at
 
 _KEEP = """
@@ -135,7 +134,7 @@ def compare(
     output: Output,
     methods: Annotated[
         str, typer.Option(metavar="NAME,...", help="Each with its default options.")
-    ] = ",".join(METHODS),
+    ] = ",".join(DEFAULT_METHODS),
     epsilons: Annotated[
         str, typer.Option(metavar="E,...", help="Privacy losses, each in [1e-12, 100].")
     ] = ",".join(f"{epsilon:g}" for epsilon in DEFAULT_EPSILONS),

@@ -178,7 +178,7 @@ def _findings(check: ValueCheck, undeclared: str = "not declared") -> Iterator[s
         "above the bounds": check.above,
         "far from the mean": check.far,
         "of another length": check.wrong_length,
-        "with NULL elements": check.null_elements,
+        "with NULL or NaN elements": check.null_elements,
         "with elements outside the bounds": check.outside_elements,
     }
     for what, rows in counts.items():

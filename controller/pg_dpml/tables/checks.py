@@ -18,7 +18,7 @@ from pg_dpml.rows import Source, from_clause, resolve
 from pg_dpml.spec import DataSpec
 from pg_dpml.tables import measuring
 from pg_dpml.tables.inspection import looks_like_person
-from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts
+from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts, ValueCount, label_field
 
 __all__ = ["Progress", "TableCheck", "UnitCheck", "ValueCheck", "ValueCount", "check_table"]
 
@@ -29,14 +29,6 @@ _PEOPLE_CHECKED = 3
 
 
 @dataclass(frozen=True)
-class ValueCount:
-    """A value and the rows that have it."""
-
-    value: str
-    rows: int
-
-
-@dataclass(frozen=True)
 class ValueCheck:
     """What the values of a column are, measured by its spec; every number counts rows.
 
@@ -44,6 +36,7 @@ class ValueCheck:
     ----------
     name, type : str
     nulls, nan, infinite : int
+        Numbers beyond float8 count as infinite.
     below, above : int
         Finite and outside the bounds.
     at_lower : int
@@ -55,9 +48,10 @@ class ValueCheck:
     wrong_length : int
         Arrays of another length.
     null_elements, outside_elements : int
-        Arrays of the right length with such elements.
+        Arrays of the right length with an element outside the bounds; else with one that is NULL or
+        NaN, which counts as nothing.
     constant : bool
-        No two values differ to the encoder.
+        No two values differ once they are moved into the bounds.
     levels : tuple of ValueCount or None
         Declared levels or classes, in their order.
     unknown : int
@@ -189,14 +183,8 @@ def check_table(
 
 def _fields(source: Source) -> list[Field]:
     """The encoder's columns, and the label as if it were one."""
-    label = source.encoder["label"]
-    entry = {"name": label["name"]}
-    if label["kind"] == "number":
-        entry |= {"kind": "numeric", "lower": label["lower"], "upper": label["upper"]}
-    else:
-        levels = label.get("classes") or [label["positive"], label["negative"]]
-        entry |= {"kind": "category", "levels": [level for level in levels if level is not None]}
-    return [Field(source.table.columns[e["name"]], e) for e in (*source.encoder["columns"], entry)]
+    columns = [Field(source.table.columns[entry["name"]], entry) for entry in source.encoder["columns"]]
+    return [*columns, label_field(source.encoder, source.table.columns)]
 
 
 def _groups(fields: Sequence[Field]) -> Iterator[list[Field]]:
@@ -225,7 +213,7 @@ def _level_arguments(field: Field, counts: LevelCounts, n_rows: int) -> dict[str
         "nulls": counts.nulls,
         "levels": levels,
         "unknown": counts.unknown,
-        "unknown_values": tuple(ValueCount(value, rows) for value, rows in counts.unknown_values),
+        "unknown_values": counts.unknown_values,
         "constant": largest == n_rows - counts.nulls,
     }
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
 """Statements that count, over all rows, what an encoder silently puts right.
 
-Their results are exact and not private: for `pg_dpml.tables.checks` alone.
+They ask the encoder's own functions what it reads. Their results are exact and not private: for the
+owner of the rows alone.
 """
 
 from __future__ import annotations
@@ -11,11 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pg_dpml.database import ColumnType, Session, json_parameter, sql
-from pg_dpml.moments import MOMENTS
+from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql
 from pg_dpml.rows import Source, from_clause
 
-__all__ = ["COLUMNS_PER_QUERY", "Field", "LevelCounts", "count_levels", "count_numbers", "count_units"]
+__all__ = [
+    "COLUMNS_PER_QUERY",
+    "Field",
+    "LeftOut",
+    "LevelCounts",
+    "ValueCount",
+    "count_left_out",
+    "count_levels",
+    "count_numbers",
+    "count_undeclared",
+    "count_units",
+    "label_field",
+]
 
 COLUMNS_PER_QUERY = 30
 """GROUPING takes 31 arguments, and a query gives 1664 columns."""
@@ -23,13 +35,6 @@ COLUMNS_PER_QUERY = 30
 SHOWN_VALUES = 5
 SHOWN_CHARACTERS = 60
 _FAR_SD = 10.0
-_EPOCH_S = 946684800  # 2000-01-01 in seconds since 1970
-
-_MOMENT_LITERALS = {
-    "date": "(timestamp '2000-01-01' + {} * interval '1 day')",
-    "timestamp": "(timestamp '2000-01-01' + {} * interval '1 second')",
-    "timestamptz": "(timestamptz '2000-01-01 00:00+00' + {} * interval '1 second')",
-}
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,48 @@ class Field:
 
 
 @dataclass(frozen=True)
+class ValueCount:
+    """A value and the rows that have it."""
+
+    value: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class LevelCounts:
     """Rows of a column's declared levels, in their order, and of other values."""
 
     nulls: int
     levels: tuple[int, ...]
     unknown: int
-    unknown_values: tuple[tuple[str, int], ...]
+    unknown_values: tuple[ValueCount, ...]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows that are in no figure, because their label is not declared.
+
+    Attributes
+    ----------
+    nulls : int
+        Rows whose label is NULL.
+    undeclared : int
+        Rows whose label is another value that is not declared; NaN, where a number is predicted.
+    undeclared_values : tuple of ValueCount
+        The most frequent of these values.
+    empty_classes : tuple of str
+        Declared classes that no row has.
+    """
+
+    nulls: int = 0
+    undeclared: int = 0
+    undeclared_values: tuple[ValueCount, ...] = ()
+    empty_classes: tuple[str, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Rows left out in all."""
+        return self.nulls + self.undeclared
 
 
 # Numbers
@@ -72,42 +112,69 @@ class LevelCounts:
 
 def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> dict[str, dict[str, int]]:
     """Measures of numbers, booleans and arrays by name; one pass over the table."""
-    measures = [_array_measures(f) if f.entry["kind"] == "array" else _number_measures(f) for f in fields]
+    read: list[sql.Composable] = []
+    measures = []
+    for i, field in enumerate(fields):
+        value, given = sql.Identifier("v", f"value_{i}"), sql.Identifier("v", f"given_{i}")
+        read.append(sql.SQL("{} AS {}").format(_read(field), sql.Identifier(f"value_{i}")))
+        if field.entry["kind"] == "array":
+            present = sql.SQL("{} IS NOT NULL AS {}").format(field.identifier, sql.Identifier(f"given_{i}"))
+            read.append(present)
+            measures.append(_array_measures(field, value, given))
+        else:
+            measures.append(_number_measures(field, value))
     outputs = [expression for some in measures for expression in some.values()]
     if not outputs:
         return {}
-    query = sql.SQL("SELECT {} ").format(sql.SQL(", ").join(outputs)) + from_clause(source)
-    row = iter(session.fetch_one(query))
+    query = sql.SQL("SELECT {} FROM (SELECT {} ").format(
+        sql.SQL(", ").join(outputs), sql.SQL(", ").join(read)
+    )
+    row = iter(session.fetch_one(query + from_clause(source) + sql.SQL(" OFFSET 0) AS v")))
     return {
         field.name: {measure: int(next(row)) for measure in some}
         for field, some in zip(fields, measures, strict=True)
     }
 
 
+def _read(field: Field) -> sql.Composed:
+    """What the encoder reads: a float8, or an array of them with NULL for what it leaves out."""
+    if field.entry["kind"] == "array":
+        return sql.SQL("dpml.numbers({}, {})").format(field.identifier, sql.Literal(field.entry["length"]))
+    return sql.SQL("dpml.number({})").format(field.identifier)
+
+
 def _count(condition: sql.Composable) -> sql.Composed:
     return sql.SQL("pg_catalog.count(*) FILTER (WHERE {})").format(condition)
 
 
-def _number_measures(field: Field) -> dict[str, sql.Composed]:
-    """A float8, or numeric, and its bounds; NaN sorts after Infinity."""
-    value, exact = _value(field)
+def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Composed]:
+    """Of a float8 and its bounds; NaN sorts after Infinity."""
+    entry = field.entry
+    lower, upper = entry.get("lower"), entry.get("upper")
 
     def where(template: str, **numbers: float) -> sql.Composed:
-        literals = {name: _literal(number, exact) for name, number in numbers.items()}
-        most = _literal(math.inf, exact)
-        least = _literal(-math.inf, exact)
-        return _count(sql.SQL(template).format(v=value, most=most, least=least, **literals))
+        literals = {name: _literal(number) for name, number in numbers.items()}
+        return _count(
+            sql.SQL(template).format(v=value, most=_literal(math.inf), least=_literal(-math.inf), **literals)
+        )
 
     measures = {
         "nulls": where("{v} IS NULL"),
         "nan": where("{v} > {most}"),
         "infinite": where("{v} = {most} OR {v} = {least}"),
-        "constant": sql.SQL("coalesce(pg_catalog.min({v}) = pg_catalog.max({v}), true)::integer").format(
-            v=value
+        "constant": sql.SQL(
+            "coalesce(pg_catalog.min({moved}) FILTER (WHERE {v} <= {most}) = "
+            "pg_catalog.max({moved}) FILTER (WHERE {v} <= {most}), true)::integer"
+        ).format(
+            v=value,
+            most=_literal(math.inf),
+            moved=sql.SQL("least(greatest({}, {}), {})").format(
+                value,
+                _literal(-math.inf if lower is None else lower),
+                _literal(math.inf if upper is None else upper),
+            ),
         ),
     }
-    entry = field.entry
-    lower, upper = entry.get("lower"), entry.get("upper")
     if entry["kind"] == "boolean":
         return {name: measures[name] for name in ("nulls", "constant")}
     if lower is not None and upper is not None:
@@ -126,23 +193,8 @@ def _number_measures(field: Field) -> dict[str, sql.Composed]:
     return measures
 
 
-def _value(field: Field) -> tuple[sql.Composable, bool]:
-    """A column as the encoder sees it, and whether it is numeric, which a cast to float8 could fail on."""
-    kind = field.type.kind
-    if kind == "boolean":
-        return sql.SQL("({})::integer").format(field.identifier), False
-    if kind in MOMENTS:
-        seconds = sql.SQL("(pg_catalog.date_part('epoch', {}) - {}::float8)").format(
-            field.identifier, sql.Literal(_EPOCH_S)
-        )
-        return (sql.SQL("({} / 86400::float8)").format(seconds) if kind == "date" else seconds), False
-    if field.type.exact:
-        return sql.SQL("({})::numeric").format(field.identifier), True
-    return sql.SQL("({})::float8").format(field.identifier), False
-
-
-def _literal(number: float, exact: bool) -> sql.Composed:
-    return sql.SQL("{}::pg_catalog." + ("numeric" if exact else "float8")).format(sql.Literal(repr(number)))
+def _literal(number: float) -> sql.Composed:
+    return sql.SQL("{}::pg_catalog.float8").format(sql.Literal(repr(float(number))))
 
 
 def _tenths(lower: float, upper: float, *, log1p: bool) -> tuple[float, float]:
@@ -153,29 +205,20 @@ def _tenths(lower: float, upper: float, *, log1p: bool) -> tuple[float, float]:
     return math.expm1(0.9 * low + 0.1 * high), math.expm1(0.1 * low + 0.9 * high)
 
 
-def _array_measures(field: Field) -> dict[str, sql.Composed]:
-    entry, kind = field.entry, field.type.element
-    # Comparisons of exactly these types are built in.
-    through = "::real[]" if field.type.vector else "::integer[]" if kind == "boolean" else ""
-    element = kind if kind in _MOMENT_LITERALS else "numeric" if field.type.exact else "float8"
-    array = sql.SQL("({})" + f"{through}::{element}[]").format(field.identifier)
-    fits = sql.SQL("pg_catalog.cardinality({}) = {}").format(array, sql.Literal(entry["length"]))
+def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) -> dict[str, sql.Composed]:
+    entry = field.entry
     measures = {
-        "nulls": _count(sql.SQL("{} IS NULL").format(field.identifier)),
-        "wrong_length": _count(sql.SQL("NOT ({})").format(fits)),
+        "nulls": _count(sql.SQL("NOT {}").format(given)),
+        "wrong_length": _count(sql.SQL("{} AND {} IS NULL").format(given, value)),
     }
     if entry["lower"] is not None and entry["upper"] is not None:
-        literals = [
-            sql.SQL(_MOMENT_LITERALS[kind]).format(_literal(entry[key], False))
-            if kind in _MOMENT_LITERALS
-            else _literal(entry[key], field.type.exact)
-            for key in ("lower", "upper")
-        ]
         # NULL if an element is NULL and no other is outside.
-        inside = sql.SQL("({} <= ALL ({array}) AND {} >= ALL ({array}))").format(*literals, array=array)
+        inside = sql.SQL("({lower} <= ALL ({v}) AND {upper} >= ALL ({v}))").format(
+            lower=_literal(entry["lower"]), upper=_literal(entry["upper"]), v=value
+        )
         measures |= {
-            "null_elements": _count(sql.SQL("{} AND {} IS NULL").format(fits, inside)),
-            "outside_elements": _count(sql.SQL("{} AND NOT {}").format(fits, inside)),
+            "null_elements": _count(sql.SQL("{} IS NOT NULL AND {} IS NULL").format(value, inside)),
+            "outside_elements": _count(sql.SQL("{} IS NOT NULL AND NOT {}").format(value, inside)),
         }
     return measures
 
@@ -186,11 +229,16 @@ def _array_measures(field: Field) -> dict[str, sql.Composed]:
 def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> dict[str, LevelCounts]:
     """Rows by level of at most `COLUMNS_PER_QUERY` categories; one pass over the table.
 
-    The encoder itself says which level a value is.
+    The encoder itself says which level a value is. It compares text byte by byte, so what
+    another collation calls equal is counted apart.
     """
     if not fields:
         return {}
-    columns = [field.identifier for field in fields]
+    columns = [sql.Identifier("c", f"value_{i}") for i in range(len(fields))]
+    read = [
+        sql.SQL("{} AS {}").format(_by_bytes(field), sql.Identifier(f"value_{i}"))
+        for i, field in enumerate(fields)
+    ]
     listed = sql.SQL(", ").join(columns)
     encoder = {
         "columns": [dict(field.entry, centered=False) for field in fields],
@@ -205,15 +253,16 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
             "pg_catalog.unnest(u.x) WITH ORDINALITY AS e(feature, place) "
             "WHERE e.feature > 0::float4) AS level "
             "FROM (SELECT GROUPING({listed}) AS grouped, coalesce({texts}) AS value, "
-            "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block "
+            "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block FROM (SELECT {read} "
         ).format(
+            read=sql.SQL(", ").join(read),
             characters=sql.Literal(SHOWN_CHARACTERS),
             listed=listed,
-            texts=sql.SQL(", ").join(map(_text, fields)),
+            texts=sql.SQL(", ").join(map(_text, fields, columns)),
         )
         + from_clause(source)
         + sql.SQL(
-            " GROUP BY GROUPING SETS ({sets})) AS v OFFSET 0) AS g "
+            " OFFSET 0) AS c GROUP BY GROUPING SETS ({sets})) AS v OFFSET 0) AS g "
             "WINDOW alike AS (PARTITION BY g.grouped, g.level IS NULL, g.value IS NULL)) AS l "
             "WHERE l.level IS NOT NULL OR l.place <= {shown} ORDER BY l.place"
         ).format(
@@ -225,10 +274,15 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
     return _by_field(fields, rows)
 
 
-def _text(field: Field) -> sql.Composed:
+def _by_bytes(field: Field) -> sql.Composed:
+    collation = sql.SQL(' COLLATE pg_catalog."C"' if field.type.collated else "")
+    return sql.SQL("{}{}").format(field.identifier, collation)
+
+
+def _text(field: Field, value: sql.Composable) -> sql.Composed:
     """The owner of an enum could have made the cast to text a function of their own."""
     text = "pg_catalog.textin(pg_catalog.enum_out({}))" if field.type.kind == "enum" else "{}::text"
-    return sql.SQL(text).format(field.identifier)
+    return sql.SQL(text).format(value)
 
 
 def _by_field(fields: Sequence[Field], rows: Sequence[tuple[Any, ...]]) -> dict[str, LevelCounts]:
@@ -248,10 +302,81 @@ def _by_field(fields: Sequence[Field], rows: Sequence[tuple[Any, ...]]) -> dict[
             nulls=sum(int(count) for value, _, count, _ in own if value is None),
             levels=tuple(levels),
             unknown=int(unknown[0][3]) if unknown else 0,
-            unknown_values=tuple((value, int(count)) for value, _, count, _ in unknown),
+            unknown_values=tuple(ValueCount(value, int(count)) for value, _, count, _ in unknown),
         )
         before += n_levels
     return found
+
+
+# Labels
+
+
+def label_field(encoder: Mapping[str, Any], types: Mapping[str, ColumnType]) -> Field:
+    """The label as if it were one of the encoder's columns."""
+    label = encoder["label"]
+    entry = {"name": label["name"]}
+    if label["kind"] == "number":
+        entry |= {"kind": "numeric", "lower": label["lower"], "upper": label["upper"]}
+    else:
+        levels = label.get("classes") or [label["positive"], label["negative"]]
+        entry |= {"kind": "category", "levels": [level for level in levels if level is not None]}
+    return Field(types[label["name"]], entry)
+
+
+def count_left_out(session: Session, source: Source) -> LeftOut:
+    """The rows of a table that have no declared label, by the table's encoder."""
+    field = label_field(source.encoder, source.table.columns)
+    if field.entry["kind"] == "numeric":
+        numbers = count_numbers(session, source, [field])[field.name]
+        nan = numbers["nan"]
+        return LeftOut(numbers["nulls"], nan, (ValueCount("NaN", nan),) if nan else ())
+    counts = count_levels(session, source, [field])[field.name]
+    sizes = dict(zip(field.entry["levels"], counts.levels, strict=True))
+    label = source.encoder["label"]
+    others = label["kind"] == "binary" and label["negative"] is None
+    if others:
+        sizes[f"not {label['positive']}"] = counts.unknown
+    empty = tuple(name for name, rows in sizes.items() if rows == 0)
+    if others:
+        return LeftOut(counts.nulls, empty_classes=empty)
+    return LeftOut(counts.nulls, counts.unknown, counts.unknown_values, empty)
+
+
+def count_undeclared(
+    session: Session,
+    table: SourceTable,
+    field: Field,
+    condition: sql.Composable,
+    parameters: Mapping[str, Any],
+) -> LeftOut:
+    """The rows t of a table that fulfil a condition, by the label that they have; one pass over the table."""
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT pg_catalog.left(g.value, {characters}), g.rows, g.rows_alike FROM (SELECT v.*, "
+            "pg_catalog.row_number() OVER (alike ORDER BY v.rows DESC, v.value) AS place, "
+            "pg_catalog.sum(v.rows) OVER alike AS rows_alike "
+            "FROM (SELECT {text} AS value, pg_catalog.count(*) AS rows FROM (SELECT {label} AS label "
+            "FROM {table} AS t WHERE {condition} OFFSET 0) AS c GROUP BY c.label) AS v WINDOW alike AS (PARTITION BY v.value IS NULL)) AS g "
+            "WHERE g.place <= {shown} ORDER BY g.place"
+        ).format(
+            characters=sql.Literal(SHOWN_CHARACTERS),
+            text=_text(field, sql.Identifier("c", "label")),
+            label=_by_bytes(field),
+            table=table.identifier,
+            condition=condition,
+            shown=sql.Literal(SHOWN_VALUES),
+        ),
+        parameters,
+    )
+    values = [row for row in rows if row[0] is not None]
+    return LeftOut(
+        nulls=sum(int(count) for value, count, _ in rows if value is None),
+        undeclared=int(values[0][2]) if values else 0,
+        undeclared_values=tuple(ValueCount(value, int(count)) for value, count, _ in values),
+    )
+
+
+# Units
 
 
 def count_units(session: Session, source: Source, column: str, most: int) -> tuple[int, int, int, int]:

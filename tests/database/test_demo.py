@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The demo on a part of its data."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+from pg_dpml import demo
+from pg_dpml.demo_data import load_adult
+
+
+@pytest.mark.one_major
+def test_without_privacy_is_the_minimiser(database: str, connection: psycopg.Connection) -> None:
+    """Another method may stop early, and then privacy seems to help."""
+    load_adult(connection)
+    for table in ("adult_train", "adult_test"):
+        connection.execute(f"DELETE FROM {table} WHERE ctid > '(20,0)'".encode())
+    server: Any = SimpleNamespace(dsn=database)
+    found = demo.run_demo(server, 1.0, lambda: nullcontext(None))
+    methods = dict(connection.execute("SELECT name, method FROM dpml.models").fetchall())
+    assert methods[demo.PLAIN_MODEL] == "lbfgs"
+    assert found.plain.n_rows == found.private.n_rows > 100
+    assert "without privacy" in found.text
