@@ -7,6 +7,7 @@ privacy/README.md, "Scores and errors", states what is released and why its nois
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.budget import gaussian_part
+from pg_dpml.privacy.budget import choose_noise, gaussian_part
 from pg_dpml.privacy.mechanisms import MOST_SUM, ReleaseNoise
 from pg_dpml.rows import record_of
 from pg_dpml.spec import PrivacySpec
@@ -72,6 +73,8 @@ class _Release:
     clip: float | None
     guarantee: Guarantee
     noise: ReleaseNoise
+    noise_at: Callable[[float], ReleaseNoise]
+    """The noise at another epsilon."""
 
     @property
     def units(self) -> int:
@@ -105,8 +108,9 @@ def release_error(
     with database.session() as session:
         model = registry.load_model(session, name)
         relation = session.relation(table)
-        release = _plan(session, model, relation, privacy, clip, definition_is_public)
-        charge = _charge(session, release, privacy, dataset or budgets.dataset_of(session, model, relation))
+        dataset = dataset or budgets.dataset_of(session, model, relation)
+        release = _plan(session, model, relation, privacy, clip, definition_is_public, dataset)
+        charge = _charge(session, release, dataset)
     spent = f"epsilon = {privacy.epsilon:g} stays charged (entry {charge} of dpml.ledger)"
 
     def exact(session: Session) -> int:
@@ -146,6 +150,7 @@ def _plan(
     privacy: PrivacySpec,
     clip: float | None,
     definition_is_public: bool,
+    dataset: str | None,
 ) -> _Release:
     """Check everything that can be checked without a row, and calibrate."""
     unit, most = model.privacy.get("unit"), int(model.privacy.get("max_rows_per_unit", 1))
@@ -163,10 +168,14 @@ def _plan(
             f"the errors of {n_rows:,} rows could add up to more than float64 counts: evaluate on a sample "
             f"of at most {(MOST_SUM - 1) // units:,}"
         )
-    noise = resolution.with_least_epsilon(
-        lambda epsilon: mechanisms.calibrate_sum(units, epsilon, delta), privacy.epsilon
-    )
-    release = _Release(model, table, n_rows, clip, guarantee, noise)
+    budget = budgets.accounting_of(session, table, dataset)
+
+    def noise_at(epsilon: float) -> ReleaseNoise:
+        kind = choose_noise(budget, epsilon, delta, 1, privacy.relation).kind
+        return mechanisms.calibrate_sum(units, epsilon, delta, kind)
+
+    noise = resolution.with_least_epsilon(noise_at, privacy.epsilon)
+    release = _Release(model, table, n_rows, clip, guarantee, noise, noise_at)
     # Types and privileges are refused here, by a row of NULLs and by a query that reads no row.
     session.fetch(
         sql.SQL(
@@ -211,12 +220,11 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
     return largest if clip is None else min(clip, largest)
 
 
-def _charge(session: Session, release: _Release, privacy: PrivacySpec, dataset: str | None) -> int:
+def _charge(session: Session, release: _Release, dataset: str | None) -> int:
     guarantee = release.guarantee
 
     def at_epsilon(epsilon: float) -> budgets.Priced:
-        noise = mechanisms.calibrate_sum(int(release.noise.sensitivity), epsilon, privacy.delta or 0.0)
-        return replace(guarantee, epsilon=epsilon), gaussian_part(noise)
+        return replace(guarantee, epsilon=epsilon), gaussian_part(release.noise_at(epsilon))
 
     mechanism: dict[str, Any] = {
         "release": "errors" if release.clip is None else "clipped squared errors",
