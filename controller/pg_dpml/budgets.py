@@ -20,7 +20,7 @@ from pg_dpml import registry
 from pg_dpml.database import Session, SourceTable, sql
 from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
 from pg_dpml.methods.plan import Guarantee
-from pg_dpml.privacy.budget import RULES, Cost, GaussianRun, cost_of, epsilon_of, limit_of
+from pg_dpml.privacy.budget import RULES, Accounting, Cost, GaussianRun, cost_of, epsilon_of, limit_of
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import MOST_EPSILON
 
@@ -31,6 +31,7 @@ __all__ = [
     "Left",
     "Outlook",
     "Terms",
+    "accounting_of",
     "budget_of",
     "charge",
     "charge_of",
@@ -148,6 +149,11 @@ class Budget:
             self.min_delta,
             self.max_delta,
         )
+
+    @property
+    def accounting(self) -> Accounting:
+        """How its charges add up."""
+        return Accounting(self.rule, self.relation)
 
     @property
     def meaning(self) -> str:
@@ -505,16 +511,32 @@ def outlook(
     GuaranteeError, SpecError
         As `charge`, for the wrong budget or unit.
     """
-    (readable,) = session.fetch_one(
-        sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.budgets', 'SELECT')")
-    )
-    budget = budget_of(session, table, dataset) if readable else None
+    budget = _readable_budget(session, table, dataset)
     if budget is None:
         return None
     require_unit(budget, guarantee.unit)
     priced = (guarantee, gaussian)
     breach = _breach(budget, budget.terms, priced, at_epsilon)
     return Outlook(budget, _cost(budget, *priced), left_of(session, budget), breach)
+
+
+def accounting_of(session: Session, table: SourceTable, dataset: str | None) -> Accounting | None:
+    """How the budget adds up that a run is charged to: None where there is none, or the role may not read it.
+
+    Raises
+    ------
+    GuaranteeError, SpecError
+        As `budget_of`.
+    """
+    budget = _readable_budget(session, table, dataset)
+    return None if budget is None else budget.accounting
+
+
+def _readable_budget(session: Session, table: SourceTable, dataset: str | None) -> Budget | None:
+    (readable,) = session.fetch_one(
+        sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.budgets', 'SELECT')")
+    )
+    return budget_of(session, table, dataset) if readable else None
 
 
 def _breach(

@@ -7,6 +7,7 @@ privacy/README.md, "Scores and errors", states what is released and why its nois
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.budget import gaussian_part
+from pg_dpml.privacy.budget import choose_noise, gaussian_part
 from pg_dpml.privacy.mechanisms import MOST_SUM, ReleaseNoise
 from pg_dpml.rows import record_of
 from pg_dpml.spec import PrivacySpec
@@ -72,6 +73,8 @@ class _Release:
     clip: float | None
     guarantee: Guarantee
     noise: ReleaseNoise
+    noise_at: Callable[[float], ReleaseNoise]
+    """The noise at another epsilon."""
 
     @property
     def units(self) -> int:
@@ -105,11 +108,13 @@ def release_error(
 
     def decide(session: Session) -> _Release:
         model = registry.load_model(session, name)
-        return _plan(session, model, session.relation(table), privacy, clip, definition_is_public)
+        relation = session.relation(table)
+        charged_to = dataset or budgets.dataset_of(session, model, relation)
+        return _plan(session, model, relation, privacy, clip, definition_is_public, charged_to)
 
     def charge(session: Session, release: _Release) -> budgets.Charged:
         charged_to = dataset or budgets.dataset_of(session, release.model, release.table)
-        return _charge(session, release, privacy, charged_to)
+        return _charge(session, release, charged_to)
 
     def released(session: Session, release: _Release, charged: budgets.Charged | None) -> int:
         with session.owners_path():
@@ -149,6 +154,7 @@ def _plan(
     privacy: PrivacySpec,
     clip: float | None,
     definition_is_public: bool,
+    dataset: str | None,
 ) -> _Release:
     """Check everything that can be checked without a row, and calibrate."""
     unit, most = model.privacy.get("unit"), int(model.privacy.get("max_rows_per_unit", 1))
@@ -166,10 +172,14 @@ def _plan(
             f"the errors of {n_rows:,} rows could add up to more than float64 counts: evaluate on a sample "
             f"of at most {(MOST_SUM - 1) // units:,}"
         )
-    noise = resolution.with_least_epsilon(
-        lambda epsilon: mechanisms.calibrate_sum(units, epsilon, delta), privacy.epsilon
-    )
-    release = _Release(model, table, n_rows, clip, guarantee, noise)
+    budget = budgets.accounting_of(session, table, dataset)
+
+    def noise_at(epsilon: float) -> ReleaseNoise:
+        kind = choose_noise(budget, epsilon, delta, 1, privacy.relation).kind
+        return mechanisms.calibrate_sum(units, epsilon, delta, kind)
+
+    noise = resolution.with_least_epsilon(noise_at, privacy.epsilon)
+    release = _Release(model, table, n_rows, clip, guarantee, noise, noise_at)
     # Types and privileges are refused here, by a row of NULLs and by a query that reads no row.
     session.fetch(
         sql.SQL(
@@ -214,14 +224,11 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
     return largest if clip is None else min(clip, largest)
 
 
-def _charge(
-    session: Session, release: _Release, privacy: PrivacySpec, dataset: str | None
-) -> budgets.Charged:
+def _charge(session: Session, release: _Release, dataset: str | None) -> budgets.Charged:
     guarantee = release.guarantee
 
     def at_epsilon(epsilon: float) -> budgets.Priced:
-        noise = mechanisms.calibrate_sum(int(release.noise.sensitivity), epsilon, privacy.delta or 0.0)
-        return replace(guarantee, epsilon=epsilon), gaussian_part(noise)
+        return replace(guarantee, epsilon=epsilon), gaussian_part(release.noise_at(epsilon))
 
     mechanism: dict[str, Any] = {
         "release": "errors" if release.clip is None else "clipped squared errors",

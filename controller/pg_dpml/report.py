@@ -126,6 +126,8 @@ def plan_record(
         record["noise"] = noise_record(plan.noise)
     if plan.reason:
         record["reason"] = plan.reason
+    if plan.noise_reason:
+        record["noise_reason"] = plan.noise_reason
     if outlook is not None:
         record["budget"] = {
             "dataset": outlook.budget.dataset,
@@ -166,6 +168,7 @@ def plan_text(plan: Plan, others: Sequence[Alternative] = (), outlook: Outlook |
         *([("Why", plan.reason)] if plan.reason else []),
         *plan.work.lines(),
         *((("Noise on", _noised(plan.noise)), *plan.noise.lines()) if plan.noise is not None else ()),
+        *([("Noise kind", plan.noise_reason)] if plan.noise_reason else []),
         ("Guarantee", guarantee_text(plan.guarantee)),
         *([] if outlook is None else [("Budget", _outlook_text(outlook))]),
         *(("Warning", warning) for warning in plan.warnings),

@@ -31,7 +31,7 @@ __all__ = [
     "TrainResult",
     "alternative",
     "alternatives",
-    "decide",
+    "charged_problem",
     "plan",
     "plan_problem",
     "priced_at",
@@ -120,7 +120,8 @@ def plan(
     with Database(source, insecure=insecure).session() as session:
         resolved = resolve(session, data)
         require_plannable(session, resolved)
-        return decide(resolved, count_units(session, resolved), data, privacy, training or TrainSpec())
+        problem = charged_problem(session, resolved, count_units(session, resolved), data, privacy)
+        return plan_problem(problem, privacy, training or TrainSpec())
 
 
 def train(
@@ -220,7 +221,8 @@ def train_model(
     def begin(session: Session) -> tuple[Source, Plan]:
         resolved = resolve(session, data)
         require_runnable(session, resolved)
-        decided = decide(resolved, count_units(session, resolved), data, privacy, training)
+        n_rows = count_units(session, resolved)
+        decided = plan_problem(charged_problem(session, resolved, n_rows, data, privacy), privacy, training)
         if terms is not None and not terms.any_passes and decided.work.passes is None:
             raise SpecError(
                 "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
@@ -266,11 +268,14 @@ def train_model(
     return TrainResult(model, decided, passes, time.monotonic() - started)
 
 
-def decide(
-    source: Source, n_rows: int, data: DataSpec, privacy: PrivacySpec | None, training: TrainSpec
-) -> Plan:
-    """The plan of a run on n_rows units of a resolved table."""
-    return plan_problem(problem_of(source, n_rows, data), privacy, training)
+def charged_problem(
+    session: Session, source: Source, n_rows: int, data: DataSpec, privacy: PrivacySpec | None
+) -> Problem:
+    """As `problem_of`, of a run that is charged: with how its budget adds up, if there is one."""
+    problem = problem_of(source, n_rows, data)
+    if privacy is None:
+        return problem
+    return replace(problem, budget=budgets.accounting_of(session, source.table, data.dataset))
 
 
 def problem_of(source: Source, n_rows: int, data: DataSpec) -> Problem:

@@ -23,9 +23,20 @@ from pg_dpml.methods.job import Job, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
 from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import selection
+from pg_dpml.privacy.budget import Accounting
 from pg_dpml.rows import Source, count_units, require_runnable, resolve
 from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, Grid, PrivacySpec
-from pg_dpml.train import TrainResult, decide, released_model, run_method, spent_text, start_run, train_model
+from pg_dpml.train import (
+    TrainResult,
+    charged_problem,
+    plan_problem,
+    problem_of,
+    released_model,
+    run_method,
+    spent_text,
+    start_run,
+    train_model,
+)
 
 __all__ = ["PublicScores", "TuneResult", "setting_text", "tune"]
 
@@ -238,8 +249,13 @@ def _plans(
     data: DataSpec,
     privacy: PrivacySpec | None,
     grid: Grid,
+    budget: Accounting | None = None,
 ) -> tuple[Plan, ...]:
-    """Each candidate's plan for its number of units; an error names the candidate."""
+    """Each candidate's plan for its number of units; an error names the candidate.
+
+    `budget`: of the run that trains the winner on all rows. Private tuning is charged by its epsilon and
+    delta alone, whatever the noise.
+    """
     plans = []
     for setting, candidate, size in zip(grid.settings, grid.candidates, sizes, strict=True):
         try:
@@ -247,7 +263,8 @@ def _plans(
                 raise SpecError(f"method {candidate.method} is not private and cannot be tuned under epsilon")
             if candidate.fresh_order and data.unit is not None:
                 raise SpecError("fresh_order does not go with a unit of privacy here: leave it out")
-            plans.append(decide(source, size, data, privacy, candidate))
+            problem = replace(problem_of(source, size, data), budget=budget)
+            plans.append(plan_problem(problem, privacy, candidate))
         except (SpecError, GuaranteeError) as error:
             raise type(error)(f"candidate {setting_text(setting)}: {error}") from None
     return tuple(plans)
@@ -329,11 +346,12 @@ def _tune_on_public_rows(
         n_rows = count_units(session, source)
         if privacy is not None:
             privacy = replace(privacy, delta=privacy.delta_for(n_rows))
+        budget = charged_problem(session, source, n_rows, data, privacy).budget
         # What would be refused on the private rows is refused before any work.
-        _plans(source, (n_rows,) * len(grid.candidates), data, privacy, grid)
+        _plans(source, (n_rows,) * len(grid.candidates), data, privacy, grid, budget)
         registry.require_new_name(session, name)
         public = replace(data, table=table, where=None, definition_is_public=True)
-        scores = _score_on_public_rows(session, source, public, privacy, grid, report)
+        scores = _score_on_public_rows(session, source, public, privacy, grid, budget, report)
     chosen = min(range(len(scores.errors)), key=lambda i: scores.errors[i])
     record = _record(grid, chosen) | {"public_table": scores.table, "errors": list(scores.errors)}
     trained = train_model(
@@ -348,6 +366,7 @@ def _score_on_public_rows(
     data: DataSpec,
     privacy: PrivacySpec | None,
     grid: Grid,
+    budget: Accounting | None,
     report: Progress,
 ) -> PublicScores:
     """Train all candidates on one part of a public table, with their noise, and score them on the other."""
@@ -364,7 +383,7 @@ def _score_on_public_rows(
     if n_scored == 0:
         raise SpecError(f"public table {data.table} needs at least {SCORED_SHARE} rows, not {n_rows}")
     n_trained = n_rows - n_scored
-    plans = _plans(source, (n_trained,) * len(grid.candidates), data, privacy, grid)
+    plans = _plans(source, (n_trained,) * len(grid.candidates), data, privacy, grid, budget)
     report("pack", 0, 1)
     start_run(session)
     trained, scored = pack_portions(session, source, (n_trained, n_scored))

@@ -18,6 +18,7 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import mechanisms, resolution
+from pg_dpml.privacy.budget import Accounting
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, PrivacySpec, TrainSpec
 from pg_dpml.train import plan_problem
@@ -182,8 +183,9 @@ def test_strongly_convex_steps_need_a_regulariser(lambda_: float | None) -> None
 
 
 def test_defaults_come_from_public_numbers_alone() -> None:
-    public = ["n_rows", "n_features", "n_outputs", "task", "unit", "max_rows_per_unit"]
+    public = ["n_rows", "n_features", "n_outputs", "task", "unit", "max_rows_per_unit", "budget"]
     assert [field.name for field in dataclasses.fields(Problem)] == public
+    assert [field.name for field in dataclasses.fields(Accounting)] == ["rule", "relation"]
     assert list(inspect.signature(bolt_on.plan).parameters) == ["problem", "privacy", "spec"]
     assert bolt() == bolt()
 

@@ -28,6 +28,7 @@ from pg_dpml.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy.budget import Cost, limit_of
+from pg_dpml.privacy.mechanisms import gaussian_mu
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import PrivacySpec, TrainSpec
 from sqltools import scalar
@@ -39,6 +40,15 @@ BOLT_ON = TrainSpec(method="bolt-on", passes=1)
 GAUSSIAN = TrainSpec(method="dp-gd", passes=2)
 SHUFFLED = TrainSpec(method="scs13", passes=2)
 POISSON = TrainSpec(method="dp-sgd", passes=2)
+AGES = """
+table = "people"
+[label]
+column = "rich"
+positive = "yes"
+[columns.age]
+lower = 0
+upper = 100
+"""
 TENTH = Guarantee(0.1, 0.0, Relation.REPLACE_ONE)
 
 
@@ -233,6 +243,37 @@ def test_tuning_and_noisy_errors_are_charged(database: str) -> None:
     with pytest.raises(BudgetError):
         pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.3))
     assert left(database).cost.loss == Decimal("0.1")
+
+
+@pytest.mark.parametrize("rule", ["gdp", "zcdp"])
+def test_a_plan_shows_the_noise_that_the_run_then_takes(
+    dpml: Dpml, database: str, connection: psycopg.Connection, tmp_path: Path, rule: str
+) -> None:
+    spec = tmp_path / "people.toml"
+    spec.write_text(AGES, encoding="utf-8")
+    run = (str(spec), "--epsilon", "0.1", "--delta", "1e-7", "--method", "bolt-on", "--format", "json")
+    assert json.loads(dpml("plan", *run).stdout)["noise"]["kind"] == "k-norm"
+    open_budget(database, "3", "1e-6", rule, tables=("people",))
+    plan = json.loads(dpml("plan", *run).stdout)
+    assert plan["noise"]["kind"] == "gaussian"
+    assert "K-norm noise, though smaller, would cost" in plan["noise_reason"]
+    trained = dpml("train", *run, "--name", "m")
+    assert json.loads(trained.stdout)["plan"]["noise"] == plan["noise"]
+    assert str(scalar(connection, "SELECT loss FROM dpml.budget_entries")) == plan["budget"]["cost"]["loss"]
+    text = " ".join(dpml("plan", *run[:-2]).stdout.split())
+    assert plan["noise_reason"] in text
+    pure = " ".join(dpml("plan", *run[:3], "--delta", "0", "--method", "bolt-on").stdout.split())
+    assert f"delta = 0 asks for pure privacy, of which a {rule} budget takes" in pure
+
+
+def test_a_noisy_error_takes_the_noise_that_costs_less(database: str, connection: psycopg.Connection) -> None:
+    open_budget(database, "3", "1e-6", "gdp", tables=("people",))
+    train(database, "m")
+    pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.1, 1e-7))
+    mechanism = "SELECT mechanism ->> 'kind' FROM dpml.ledger ORDER BY id DESC LIMIT 1"
+    assert scalar(connection, mechanism) == "gaussian"
+    loss = float(scalar(connection, "SELECT loss FROM dpml.budget_entries ORDER BY turn DESC LIMIT 1"))
+    assert loss == pytest.approx(gaussian_mu(0.1, 1e-7) ** 2, rel=1e-6)
 
 
 # What one run may be

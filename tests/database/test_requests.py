@@ -29,6 +29,7 @@ from pg_dpml.cli import app
 from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
+from pg_dpml.privacy.mechanisms import gaussian_mu
 from pg_dpml.train import train_model
 from sqltools import scalar
 
@@ -215,6 +216,49 @@ def test_the_procedure_waits_for_the_model(database: str, connection: psycopg.Co
     with pytest.raises(errors.InvalidTransactionTermination):  # in a transaction of its own, or not at all
         as_role("ana", database, inside)
     assert serve(database) == []
+
+
+SHORT = """
+table = "people"
+[label]
+column = "rich"
+positive = "yes"
+[columns.town]
+levels = ["Aix", "Bonn", "Cork"]
+[columns.age]
+lower = 0
+upper = 100
+[columns.gain]
+lower = 0
+upper = 1000
+[columns.married]
+[columns.height]
+lower = 100
+upper = 250
+"""
+"""Of a model with eight weights."""
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("rule", ["gdp", "zcdp"])
+def test_a_tenth_by_bolt_on_on_a_short_model_costs_a_tenth(
+    database: str, connection: psycopg.Connection, rule: str
+) -> None:
+    """Below about 20 weights K-norm noise is the smaller one, and costs such budgets as pure privacy does."""
+    with Database(of("owner", database)).session() as session:
+        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-6"), rule=rule)
+    register(database, SHORT, max_epsilon=Decimal("0.1"))
+    privacy = {"epsilon": 0.1, "delta": 6.25e-8}
+    request = ask(database, "m", {"privacy": privacy, "training": {"method": "bolt-on"}})
+    serve(database)
+    assert outcome(connection, request)[0] == "done", outcome(connection, request)
+    noise = "SELECT privacy #>> '{noise,kind}' FROM dpml.models"
+    assert scalar(connection, noise) == "gaussian"
+    mechanism = "SELECT mechanism ->> 'kind' FROM dpml.ledger"
+    assert scalar(connection, mechanism) == "gaussian"
+    loss = float(scalar(connection, "SELECT loss FROM dpml.budget_entries"))
+    mu = gaussian_mu(0.1, 6.25e-8)
+    assert loss == pytest.approx(mu**2 if rule == "gdp" else mu**2 / 2, rel=1e-6)
 
 
 @pytest.mark.one_major

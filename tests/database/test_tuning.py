@@ -25,7 +25,7 @@ from pg_dpml.methods.job import Job, Result
 from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import resolution, selection
 from pg_dpml.rows import PackedRows, count_units, repack, resolve
-from pg_dpml.train import decide
+from pg_dpml.train import plan_problem, problem_of
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -192,7 +192,7 @@ def test_errors_are_exact(database: str, task: str, whitened: bool) -> None:
     rng = np.random.default_rng(4)
     with Database(database).session("REPEATABLE READ") as session:
         source = resolve(session, people.spec(task))
-        plan = decide(source, N, people.spec(task), PRIVACY, TrainSpec())
+        plan = plan_problem(problem_of(source, N, people.spec(task)), PRIVACY, TrainSpec())
         d, outputs = source.n_features, plan.problem.n_outputs
         models = []
         for i in range(5):

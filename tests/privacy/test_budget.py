@@ -15,14 +15,17 @@ import pytest
 from scipy.stats import binom, norm
 
 from pg_dpml.budgets import Budget
+from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.budget import (
     RULES,
+    Accounting,
     Cost,
     PoissonSteps,
     PureReleases,
     Releases,
+    choose_noise,
     cost_of,
     epsilon_of,
     gaussian_part,
@@ -321,3 +324,71 @@ def test_a_budget_holds_as_many_runs_as_the_readme_says(
     limit = limit_of("gdp", Decimal(1), Decimal("1e-6"))
     assert limit.loss // cost.loss == runs
     assert runs * cost.delta <= limit.delta
+
+
+# Which noise a run takes
+
+
+def bolt_on_cost(
+    rule: str, epsilon: float, delta: float | None, n_features: int, run: Relation, budget: Relation
+) -> tuple[str, Cost]:
+    """Kind of the noise, and what such a run is charged."""
+    problem = Problem(4000, n_features, 1, "binary", budget=Accounting(rule, budget))
+    plan = plan_problem(problem, PrivacySpec(epsilon, delta, run), TrainSpec(method="bolt-on"))
+    assert isinstance(plan.noise, ReleaseNoise)
+    assert plan.guarantee is not None
+    given = (decimal(plan.guarantee.epsilon), decimal(plan.guarantee.delta), gaussian_part(plan.noise))
+    return plan.noise.kind, cost_of(rule, *given, run=run, budget=budget)
+
+
+@pytest.mark.parametrize(("run", "budget"), [(REPLACE, REPLACE), (ZERO, REPLACE), (ZERO, ZERO)])
+@pytest.mark.parametrize("rule", ["zcdp", "gdp"])
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 5.0])
+@pytest.mark.parametrize("n_features", [1, 8, 200])
+def test_a_short_model_costs_its_budget_what_gaussian_noise_costs(
+    rule: str, epsilon: float, n_features: int, run: Relation, budget: Relation
+) -> None:
+    kind, cost = bolt_on_cost(rule, epsilon, None, n_features, run, budget)
+    assert kind == "gaussian"
+    mu = gaussian_mu(epsilon, 1 / 4000**2) * (2 if (run, budget) == (ZERO, REPLACE) else 1)
+    assert float(cost.loss) == pytest.approx(mu**2 if rule == "gdp" else mu**2 / 2, rel=1e-6)
+
+
+def test_by_rule_basic_and_without_a_budget_the_smaller_noise_is_taken() -> None:
+    kind, cost = bolt_on_cost("basic", 0.1, None, 8, REPLACE, REPLACE)
+    assert (kind, cost.loss) == ("k-norm", Decimal("0.1"))
+    plan = plan_problem(Problem(4000, 8, 1, "binary"), PrivacySpec(0.1), TrainSpec(method="bolt-on"))
+    assert isinstance(plan.noise, ReleaseNoise)
+    assert (plan.noise.kind, plan.noise_reason) == ("k-norm", "")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_noise_chosen_never_costs_more_than_the_other(rule: str) -> None:
+    tried = 0
+    for epsilon, delta, n in product((1e-6, 0.1, 1, 10, 30, 90), (1e-33, 1e-15, 1e-6, 0.01, 0.3), (1, 9, 90)):
+        kind = choose_noise(Accounting(rule, REPLACE), epsilon, delta, n, REPLACE).kind
+        losses = {}
+        for other in ("gaussian", "k-norm"):
+            try:
+                part = gaussian_part(calibrate(0.01, 0.0, n, epsilon, delta, other))
+            except GuaranteeError:
+                continue  # there is no such noise
+            given = (decimal(epsilon), decimal(delta), part)
+            losses[other] = float(cost_of(rule, *given, run=REPLACE, budget=REPLACE).loss)
+        if kind in losses:  # else epsilon is refused as too small for it
+            assert losses[kind] <= min(losses.values()) * (1 + 1e-9)
+            tried += 1
+    assert tried > 70
+
+
+def test_a_plan_says_what_its_noise_costs_and_why() -> None:
+    def reason(delta: float | None) -> str:
+        problem = Problem(4000, 8, 1, "binary", budget=Accounting("gdp", REPLACE))
+        return plan_problem(problem, PrivacySpec(0.1, delta), TrainSpec(method="bolt-on")).noise_reason
+
+    pure = (-2 * norm.ppf(1 / (1 + math.exp(0.1)))) ** 2
+    times = pure / gaussian_mu(0.1, 1 / 4000**2) ** 2
+    assert 20 < times < 40
+    assert reason(None).startswith("Gaussian noise, since K-norm noise, though smaller, would cost")
+    assert f"cost {times:.3g} times as much of a gdp budget" in reason(None)
+    assert f"a gdp budget takes {times:.3g} times what Gaussian noise at delta = 6.25e-08" in reason(0.0)

@@ -6,8 +6,8 @@ sensitivity of privacy/README.md, "Sensitivity of any schedule", in place of
 the published bounds; or, with lambda > 0, the minimiser itself in place of
 SGD's last iterate, by "Certified minimiser".
 
-Defaults of SGD are functions of public numbers (n, d, classes, epsilon, delta). With
-N = n mu / D, mu as in `mechanisms.best_mu`, a total step length tau = c N makes
+Defaults of SGD are functions of public numbers (n, d, classes, epsilon, delta) and of
+the rule of the budget. With N = n mu / D, mu as in `mechanisms.best_mu`, a total step length tau = c N makes
 the noise in the score of a row of norm 1 have standard deviation c, whatever
 the batch size and the number of passes: only tau matters, so the passes are the
 fewest that keep a step well below its cap.
@@ -26,6 +26,7 @@ from pg_dpml.methods.job import Job, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, Work, choose_loss, privacy_warnings
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import mechanisms, resolution
+from pg_dpml.privacy.budget import NoiseChoice, choose_noise
 from pg_dpml.privacy.mechanisms import ReleaseNoise
 from pg_dpml.spec import SGD_OPTIONS, PrivacySpec, TrainSpec
 
@@ -70,10 +71,23 @@ def _gradient_change(problem: Problem, privacy: PrivacySpec, loss: Loss) -> floa
     return problem.max_rows_per_unit * privacy.relation.gradient_change(loss.lipschitz)
 
 
+def _choose_noise(problem: Problem, privacy: PrivacySpec) -> NoiseChoice:
+    n_rows = problem.n_rows
+    return choose_noise(
+        problem.budget,
+        privacy.epsilon,
+        privacy.delta_for(n_rows),
+        problem.n_weights,
+        privacy.relation,
+        usual_delta=replace(privacy, delta=None).delta_for(n_rows),
+    )
+
+
 def _step_budget(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
     """Total step length tau at lambda = 0."""
     change = _gradient_change(problem, privacy, loss)
-    mu = mechanisms.best_mu(privacy.epsilon, privacy.delta_for(problem.n_rows), problem.n_weights)
+    kind = _choose_noise(problem, privacy).kind
+    mu = mechanisms.best_mu(privacy.epsilon, privacy.delta_for(problem.n_rows), problem.n_weights, kind)
     # finite for every clip, whose sensitivity may be refused later
     budget = min(max(problem.n_rows, 1) * mu / change, 1e300)
     if loss.n_classes > 1:  # the noise of a difference of two scores
@@ -241,13 +255,14 @@ def _add_noise(
 ) -> Plan:
     """The plan of a run whose model one unit moves by so much: exactly, and by its own rounding."""
     delta = privacy.delta_for(problem.n_rows)
-    noise = mechanisms.calibrate(*moved, problem.n_weights, privacy.epsilon, delta)
+    chosen = _choose_noise(problem, privacy)
+    noise = mechanisms.calibrate(*moved, problem.n_weights, privacy.epsilon, delta, chosen.kind)
     reported = delta if delta > 0.0 else resolution.sampler_delta(problem.n_weights)
     guarantee = Guarantee(
         privacy.epsilon, reported, privacy.relation, problem.unit, problem.max_rows_per_unit
     )
     warnings = [*warnings, *_warnings(problem, privacy, noise, reported, advice)]
-    return Plan("bolt-on", problem, work, guarantee, noise, None, tuple(warnings), reason)
+    return Plan("bolt-on", problem, work, guarantee, noise, None, tuple(warnings), reason, chosen.reason)
 
 
 def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.Sensitivity, float]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
+from pg_dpml.privacy.budget import Accounting
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import PrivacySpec, TrainSpec
 
@@ -52,6 +53,9 @@ class Problem:
         Column whose equal values are one unit of privacy; None: every row is one.
     max_rows_per_unit : int
         Rows used of a unit, each of which may move a gradient by D.
+    budget : Accounting or None
+        How the budget adds up that a run is charged to; None: none, or the run is charged by its epsilon and
+        delta alone.
     """
 
     n_rows: int
@@ -60,6 +64,7 @@ class Problem:
     task: str
     unit: str | None = None
     max_rows_per_unit: int = 1
+    budget: Accounting | None = None
 
     @property
     def n_weights(self) -> int:
@@ -144,6 +149,8 @@ class Plan:
     warnings : tuple of str
     reason : str
         A sentence on why these passes and this noise, where the method chose among several ways.
+    noise_reason : str
+        Which kind of noise it is and what that means for the budget, where the budget has a say.
     """
 
     method: str
@@ -154,6 +161,7 @@ class Plan:
     tolerance: float | None
     warnings: tuple[str, ...] = ()
     reason: str = ""
+    noise_reason: str = ""
 
     @property
     def private(self) -> bool:

@@ -16,20 +16,30 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtri_exp
 
+from pg_dpml.errors import GuaranteeError
 from pg_dpml.privacy import accounting
 from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_delta, gaussian_mu
+from pg_dpml.privacy.mechanisms import (
+    ReleaseNoise,
+    gaussian_delta,
+    gaussian_mu,
+    gaussian_share,
+    smaller_kind,
+)
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
 from pg_dpml.privacy.step_noise import StepNoise
 
 __all__ = [
     "RULES",
+    "Accounting",
     "Cost",
     "GaussianRun",
+    "NoiseChoice",
     "PoissonSteps",
     "PureReleases",
     "Releases",
+    "choose_noise",
     "cost_of",
     "epsilon_of",
     "gaussian_part",
@@ -66,6 +76,21 @@ class Cost:
 
     loss: Decimal
     delta: Decimal
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How a budget adds up.
+
+    Attributes
+    ----------
+    rule : {"basic", "zcdp", "gdp"}
+    relation : Relation
+        Which neighbours its guarantee is about.
+    """
+
+    rule: str
+    relation: Relation
 
 
 def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
@@ -253,6 +278,87 @@ def gaussian_part(noise: object) -> GaussianRun | None:
             sampler_delta(numbers) + noise.unlikely,
         )
     return None
+
+
+@dataclass(frozen=True)
+class NoiseChoice:
+    """Which noise one release takes.
+
+    Attributes
+    ----------
+    kind : {"gaussian", "k-norm"}
+    reason : str
+        A clause on what it costs of a budget; empty where the smaller noise is taken for its size alone.
+    """
+
+    kind: str
+    reason: str = ""
+
+
+def choose_noise(
+    budget: Accounting | None,
+    epsilon: float,
+    delta: float,
+    n_weights: int,
+    relation: Relation,
+    usual_delta: float = 0.0,
+) -> NoiseChoice:
+    """The noise of one release: that which costs its budget less; without one, the smaller one.
+
+    Parameters
+    ----------
+    budget : Accounting or None
+        Of the budget that the run is charged to; None: none.
+    epsilon : float
+        Of the run, in (0, inf).
+    delta : float
+        In [0, 1).
+    n_weights : int
+        Length of the released vector, >= 1.
+    relation : Relation
+        Of the run.
+    usual_delta : float
+        In [0, 1): with which Gaussian noise is compared, in words, where delta is 0; 0: nothing is said.
+
+    Returns
+    -------
+    NoiseChoice
+        A function of public numbers alone. By rule "basic" K-norm noise costs no more than Gaussian noise.
+
+    Notes
+    -----
+    Source: privacy/README.md, "K-norm noise" and "Budgets".
+    """
+    smaller = smaller_kind(epsilon, delta, n_weights)
+    if budget is None or budget.rule == "basic" or smaller == "gaussian":
+        return NoiseChoice(smaller)
+
+    def loss(delta: float, noise: GaussianRun) -> Decimal:
+        run = (Decimal(repr(epsilon)), Decimal(repr(delta)), noise)
+        return cost_of(budget.rule, *run, run=relation, budget=budget.relation).loss
+
+    compared = delta or usual_delta
+    try:
+        mu = gaussian_share(epsilon, compared, n_weights) if compared > 0.0 else None
+    except GuaranteeError:  # no Gaussian noise of so small a delta or epsilon
+        mu = None
+    if mu is None:
+        return NoiseChoice(smaller)
+    pure = loss(delta, PureReleases(sampler_delta(n_weights)))
+    times = float(pure / loss(compared, _releases(mu, n_weights)))
+    if times <= 1.0:
+        return NoiseChoice(smaller)
+    if delta == 0.0:
+        return NoiseChoice(
+            smaller,
+            f"K-norm noise, since delta = 0 asks for pure privacy, of which a {budget.rule} budget takes "
+            f"{times:.3g} times what Gaussian noise at delta = {compared:.3g} costs",
+        )
+    return NoiseChoice(
+        "gaussian",
+        f"Gaussian noise, since K-norm noise, though smaller, would cost {times:.3g} times as much of a "
+        f"{budget.rule} budget",
+    )
 
 
 def _releases(mu: float, numbers: int) -> Releases:

@@ -42,6 +42,7 @@ __all__ = [
     "release",
     "release_sum",
     "rounding_error",
+    "smaller_kind",
 ]
 
 _ULP = 2.0**-52
@@ -264,17 +265,8 @@ def knorm_scale(sensitivity: float, epsilon: float, n_weights: int, releases: in
     return releases * sensitivity / left * _ROUND_UP
 
 
-def _knorm_is_better(epsilon: float, delta: float, n_weights: int) -> bool:
-    """Whether K-norm noise is the smaller one. Its own delta must fit into delta."""
-    if delta == 0.0:
-        return True
-    return sampler_delta(n_weights) <= delta and (
-        epsilon / math.sqrt(n_weights + 1) > gaussian_mu(epsilon, delta)
-    )
-
-
-def best_mu(epsilon: float, delta: float, n_weights: int) -> float:
-    """Sensitivity over the standard deviation of a coordinate, of the smaller noise.
+def smaller_kind(epsilon: float, delta: float, n_weights: int) -> str:
+    """The kind of noise that moves a released vector less.
 
     Parameters
     ----------
@@ -287,6 +279,36 @@ def best_mu(epsilon: float, delta: float, n_weights: int) -> float:
 
     Returns
     -------
+    {"gaussian", "k-norm"}
+        K-norm where delta is 0, and where it is the smaller one and its own delta fits into delta.
+
+    Notes
+    -----
+    Source: privacy/README.md, "K-norm noise".
+    """
+    if delta == 0.0:
+        return "k-norm"
+    fits = sampler_delta(n_weights) <= delta
+    smaller = fits and epsilon / math.sqrt(n_weights + 1) > gaussian_mu(epsilon, delta)
+    return "k-norm" if smaller else "gaussian"
+
+
+def best_mu(epsilon: float, delta: float, n_weights: int, kind: str | None = None) -> float:
+    """Sensitivity over the standard deviation of a coordinate.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In [0, 1).
+    n_weights : int
+        Length of the vector, >= 1.
+    kind : {"gaussian", "k-norm"} or None
+        None: the smaller noise.
+
+    Returns
+    -------
     float
         mu(epsilon, delta) for Gaussian noise, epsilon / sqrt(n_weights + 1) for K-norm noise.
 
@@ -295,7 +317,7 @@ def best_mu(epsilon: float, delta: float, n_weights: int) -> float:
     K-norm noise of norm Gamma(d, s) has E||z||^2 = d (d + 1) s^2. Short vectors
     are better off with it although delta > 0. Source: privacy/README.md, "K-norm noise".
     """
-    if _knorm_is_better(epsilon, delta, n_weights):
+    if (kind or smaller_kind(epsilon, delta, n_weights)) == "k-norm":
         return epsilon / math.sqrt(n_weights + 1)
     return gaussian_mu(epsilon, delta)
 
@@ -409,7 +431,12 @@ class ReleaseNoise:
 
 
 def calibrate(
-    sensitivity: float | None, rounding: float, n_weights: int, epsilon: float, delta: float
+    sensitivity: float | None,
+    rounding: float,
+    n_weights: int,
+    epsilon: float,
+    delta: float,
+    kind: str | None = None,
 ) -> ReleaseNoise:
     """Noise for one vector of a given sensitivity.
 
@@ -425,7 +452,9 @@ def calibrate(
     epsilon : float
         In (0, inf).
     delta : float
-        In [0, 1); 0 asks for K-norm noise, which is also taken where it is the smaller one.
+        In [0, 1); in (0, 1) for Gaussian noise.
+    kind : {"gaussian", "k-norm"} or None
+        None: K-norm noise where delta is 0 or it is the smaller one, see `smaller_kind`.
 
     Returns
     -------
@@ -441,7 +470,7 @@ def calibrate(
     Calibrated for Delta + grid sqrt(d) + fp.
     Source: privacy/README.md, "Floating point" and "The sampler".
     """
-    kind = "k-norm" if _knorm_is_better(epsilon, delta, n_weights) else "gaussian"
+    kind = kind or smaller_kind(epsilon, delta, n_weights)
     if sensitivity is None:
         return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights)
     advice = "take fewer passes, a larger batch_size or a smaller radius"
@@ -522,7 +551,7 @@ def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise
     return np.asarray((np.rint(weights / noise.grid) + drawn) * noise.grid, dtype=np.float64)
 
 
-def calibrate_sum(sensitivity: int, epsilon: float, delta: float) -> ReleaseNoise:
+def calibrate_sum(sensitivity: int, epsilon: float, delta: float, kind: str | None = None) -> ReleaseNoise:
     """Noise for one sum of integers, such as a number of errors.
 
     Parameters
@@ -533,7 +562,9 @@ def calibrate_sum(sensitivity: int, epsilon: float, delta: float) -> ReleaseNois
     epsilon : float
         In (0, inf).
     delta : float
-        In [0, 1); 0 asks for Laplace noise, which is also taken where it is the smaller one.
+        In [0, 1); in (0, 1) for Gaussian noise.
+    kind : {"gaussian", "k-norm"} or None
+        None: K-norm noise, here Laplace noise, where delta is 0 or it is the smaller one.
 
     Returns
     -------
@@ -544,10 +575,11 @@ def calibrate_sum(sensitivity: int, epsilon: float, delta: float) -> ReleaseNois
     -----
     Source: privacy/README.md, "Scores and errors".
     """
-    if _knorm_is_better(epsilon, delta, 1):
-        scale, kind = knorm_scale(sensitivity, epsilon, 1), "k-norm"
+    kind = kind or smaller_kind(epsilon, delta, 1)
+    if kind == "k-norm":
+        scale = knorm_scale(sensitivity, epsilon, 1)
     else:
-        scale, kind = gaussian_stddev(sensitivity, epsilon, delta, 1), "gaussian"
+        scale = gaussian_stddev(sensitivity, epsilon, delta, 1)
     return _resolved(ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1))
 
 
