@@ -12,6 +12,7 @@ from typing import Any
 
 from pg_dpml.database import Session, SourceTable, sql
 from pg_dpml.errors import SpecError
+from pg_dpml.names import did_you_mean, shown
 from pg_dpml.registry import Model
 from pg_dpml.rows import record_of
 
@@ -95,8 +96,12 @@ def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures
 def require_columns(model: Model, table: SourceTable, extra: list[str]) -> None:
     """Refuse a table that lacks a column of the model, or one of `extra`, by name."""
     for name in [column["name"] for column in model.encoder["columns"]] + extra:
-        if name not in table.columns:
-            raise SpecError(f"column {name} does not exist in {table.name}; model {model.name} needs it")
+        if name not in table.columns:  # the exact name, by which the model's encoder looks it up
+            offer = did_you_mean(name, table.columns) or ";"
+            raise SpecError(
+                f"column {shown(name)} does not exist in {shown(table.name)}{offer} "
+                f"model {shown(model.name)} needs it by this name"
+            )
 
 
 class _Query:
@@ -120,7 +125,9 @@ class _Query:
             return self.session.fetch(query, {"model": self.model.name} | parts)
 
     def refuse_without_labels(self) -> SpecError:
-        return SpecError(f"no row of {self.table.name} has a label that model {self.model.name} knows")
+        return SpecError(
+            f"no row of {shown(self.table.name)} has a label that model {shown(self.model.name)} knows"
+        )
 
 
 def _classification(query: _Query) -> Figures:

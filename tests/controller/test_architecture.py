@@ -22,6 +22,7 @@ RULES = PACKAGE / "privacy" / "README.md"
 
 # A module imports only what stands above it; what shares a line may import each other.
 ORDER = [
+    ("names",),
     ("errors",),
     ("privacy.relation",),
     ("moments",),
