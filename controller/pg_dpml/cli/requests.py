@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from pg_dpml import requests
-from pg_dpml.cli.framework import Output, Spec, app, command, optional_decimal
+from pg_dpml.cli.framework import Output, Spec, app, command, optional_decimal, warn
 from pg_dpml.database import Database, sql
+from pg_dpml.names import shown, visible
 from pg_dpml.spec import read_text
 
 group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
@@ -95,18 +96,20 @@ def serve(
     with database.session() as session:
         (role,) = session.fetch_one(sql.SQL("SELECT current_user::text"))
         own = [one.name for one in requests.list_datasets(session) if one.registered_by == role]
-    typer.echo(
-        f"dpml: role {role} serves {', '.join(own) or 'nothing: it has registered no data set'}", err=True
+    warn(
+        f"role {shown(role)} serves {', '.join(map(shown, own)) or 'nothing: it has registered no data set'}"
     )
-    requests.serve(database, once=once, report=lambda line: typer.echo(f"dpml: {line}", err=True))
+    requests.serve(database, once=once, report=warn)
 
 
 def _text(dataset: requests.Dataset) -> str:
     certified = ", solver certified allowed" if dataset.allow_certified else ""
-    whom = f"role {dataset.role}" if dataset.offered else "nobody: it was withdrawn"
+    whom = f"role {shown(dataset.role)}" if dataset.offered else "nobody: it was withdrawn"
     return (
-        f"{dataset.name}: table {dataset.source}, offered to {whom}; {dataset.terms.meaning} and "
-        f"up to {dataset.max_passes} passes a request{certified}; served by role {dataset.registered_by}"
+        f"{shown(dataset.name)}: table {visible(dataset.source)}, offered to {whom}; "
+        f"{dataset.terms.meaning} and "
+        f"up to {dataset.max_passes} passes a request{certified}; served by role "
+        f"{shown(dataset.registered_by)}"
     )
 
 

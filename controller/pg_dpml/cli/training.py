@@ -14,9 +14,21 @@ import typer
 
 import pg_dpml
 from pg_dpml import budgets, plots, report
-from pg_dpml.cli.framework import ModelName, Output, OutputFormat, Spec, Table, command, progress_bar
+from pg_dpml.cli.framework import (
+    ModelName,
+    Output,
+    OutputFormat,
+    Spec,
+    Table,
+    command,
+    progress_bar,
+    require_folder,
+    say,
+    write_file,
+)
 from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
+from pg_dpml.names import visible
 from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.report_html import comparison_html
 from pg_dpml.rows import resolve
@@ -155,8 +167,8 @@ def compare(
     """Measure methods on random splits of a table: --public or --owner. Stores nothing."""
     if file is not None and file.suffix not in (".html", *(f".{format}" for format in plots.FORMATS)):
         raise pg_dpml.SpecError(f"--output must end in .png, .svg, .pdf or .html, not {file.name}")
-    if file is not None and not file.parent.is_dir():
-        raise pg_dpml.SpecError(f"--output: there is no folder {file.parent}")
+    if file is not None:
+        require_folder(file)
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         found = pg_dpml.compare(
@@ -179,10 +191,7 @@ def compare(
         content = comparison_html(found).encode()
     else:
         content = plots.comparison_plot(found, report.comparison_stamp(found), file.suffix[1:])
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise pg_dpml.SpecError(f"{file}: {error.strerror}") from None
+    write_file(file, content)
 
 
 def _words(text: str) -> list[str]:
@@ -251,7 +260,7 @@ def predict(
 ) -> None:
     """Write a model's predictions for a table into a new table."""
     rows = pg_dpml.predict(output.dsn, model, table, id_column=id, into=into, insecure=output.insecure)
-    output.print(f"{rows:,} predictions in table {into}", {"table": into, "rows": rows})
+    output.print(f"{rows:,} predictions in table {visible(into)}", {"table": into, "rows": rows})
 
 
 @command
@@ -264,7 +273,7 @@ def demo(
 ) -> None:
     """Train a private model of the Adult census data on a PostgreSQL of its own."""
     if spec:
-        typer.echo(ADULT_SPEC.read_text(encoding="utf-8"), nl=False)
+        say(ADULT_SPEC.read_text(encoding="utf-8").rstrip("\n"))
         return
     typer.echo("Starting a private PostgreSQL and loading the Adult census data ...", err=True)
     with adult_server(folder) as server:
