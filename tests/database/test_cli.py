@@ -56,6 +56,8 @@ def tables(database: str) -> None:
         )
         # Counting evaluates no column; encoding the rows takes a minute.
         connection.execute("CREATE VIEW slow AS SELECT id, slowly(age) AS age, town, rich FROM people")
+        connection.execute("CREATE VIEW slow4 AS SELECT * FROM slow LIMIT 4")
+        connection.execute("CREATE VIEW slow12 AS SELECT * FROM slow LIMIT 12")
 
 
 @pytest.fixture
@@ -484,6 +486,26 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(
     code, out, shown = in_a_terminal([*command, "--name", "m"], environment)  # now the name is taken
     assert (code, out) == (2, "")
     assert "a model called m exists" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "m", "--table", "slow4", "--public"),
+        ("predict", "m", "--table", "slow12", "--id", "id", "--into", "slow_predictions"),
+    ],
+)
+def test_a_terminal_shows_how_long_it_takes(
+    database: str, dpml: Dpml, environment: dict[str, str], spec: str, command: tuple[str, ...]
+) -> None:
+    assert dpml("train", spec, "--epsilon", "1", "--name", "m").returncode == 0
+    code, out, shown = in_a_terminal([*COMMAND, *command, "--dsn", database], environment)
+    assert code == 0
+    assert f"{command[3].removeprefix('slow')} p" in out  # public rows, or predictions
+    assert command[0] in shown
+    assert "0:00:01" in shown
+    code, _, shown = in_a_terminal([*COMMAND, "models", "--dsn", database], environment)
+    assert (code, shown) == (0, "")  # what does not take long shows nothing
 
 
 @pytest.mark.parametrize("command", [(), ("plan",), ("train",), ("compare",), ("evaluate",), ("demo",)])

@@ -11,8 +11,8 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
@@ -21,16 +21,14 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import pg_dpml
+from pg_dpml.cli import progress
 from pg_dpml.database import Database, Session, refuse_password
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, DpmlError
 from pg_dpml.names import shown, visible_lines
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
-from pg_dpml.train import Progress as RunProgress
 
 app = typer.Typer(
     name="dpml",
@@ -82,6 +80,7 @@ def settle_streams() -> None:
 
 def say(text: str) -> None:
     """Write a line of the answer to standard output; what the terminal's encoding lacks is escaped."""
+    progress.pause()
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -103,9 +102,15 @@ def could_not_write(error: OSError) -> int:
 
 def warn(text: str) -> None:
     """Write a line for the user to standard error, if that takes any."""
+    note(f"dpml: {text}")
+
+
+def note(text: str) -> None:
+    """As `warn`, of what is no line of its own."""
+    progress.pause()
     if sys.stderr is not None:
         with suppress(OSError):
-            sys.stderr.write(f"dpml: {text}\n")
+            sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
 
 
@@ -274,13 +279,16 @@ def command(function: Callable[..., None], *, to: typer.Typer = app, name: str |
     }
     expanded = [p for name in own for p in (groups[name].values() if name in groups else [own[name]])]
 
+    shown_name = name or function.__name__
+
     def run(**given: Any) -> None:
         signal.signal(signal.SIGTERM, _terminate)
         try:
             given = {option: _as_text(option, value) for option, value in given.items()}
             for name, parameters in groups.items():
                 given[name] = _GROUPS[name](**{key: given.pop(key) for key in parameters})
-            function(**given)
+            with progress.signs_of_life(shown_name):
+                function(**given)
         except DpmlError as error:
             warn(f"{error}")
             raise typer.Exit(error.exit_code) from None
@@ -293,26 +301,7 @@ def command(function: Callable[..., None], *, to: typer.Typer = app, name: str |
     signature = inspect.Signature([p.replace(kind=keyword) for p in expanded])
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in expanded}
-    to.command(name=name or function.__name__, help=function.__doc__)(run)
-
-
-@contextmanager
-def progress_bar() -> Iterator[RunProgress | None]:
-    """A bar on stderr while a run lasts; nothing where stderr is not a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=total)
-            bar.update(tasks[phase], completed=done, total=total)
-
-        yield show
+    to.command(name=shown_name, help=function.__doc__)(run)
 
 
 def _version(value: bool) -> None:

@@ -16,6 +16,7 @@ from pg_dpml import export as exporting
 from pg_dpml import maintenance, registry
 from pg_dpml import report as reports
 from pg_dpml.cli.framework import ModelName, Output, command, require_folder, say, warn, write_file
+from pg_dpml.cli.progress import pause
 from pg_dpml.database import ColumnType, Database, Session
 from pg_dpml.names import shown, visible
 from pg_dpml.report_html import model_html
@@ -49,6 +50,7 @@ def drop(
         if not yes:
             if sys.stdin is None or not sys.stdin.isatty():
                 raise pg_dpml.SpecError("drop asks on a terminal only: say --yes to delete without asking")
+            pause()
             typer.confirm(f"Delete model {shown(model)}?", abort=True, err=True)
         registry.drop_model(session, model)
     text = f"Model {shown(model)} is deleted."

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import pg_dpml
-from pg_dpml.cli.framework import Output, Spec, command, progress_bar
+from pg_dpml.cli.framework import Output, Spec, command
+from pg_dpml.cli.progress import progress_bar
 from pg_dpml.tables.advice import check_record, check_text
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table

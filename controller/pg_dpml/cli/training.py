@@ -21,11 +21,12 @@ from pg_dpml.cli.framework import (
     Spec,
     Table,
     command,
-    progress_bar,
+    note,
     require_folder,
     say,
     write_file,
 )
+from pg_dpml.cli.progress import progress_bar, resume
 from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
 from pg_dpml.names import visible
@@ -275,14 +276,15 @@ def demo(
     if spec:
         say(ADULT_SPEC.read_text(encoding="utf-8").rstrip("\n"))
         return
-    typer.echo("Starting a private PostgreSQL and loading the Adult census data ...", err=True)
+    note("Starting a private PostgreSQL and loading the Adult census data ...")
+    resume()
     with adult_server(folder) as server:
         found = run_demo(server, epsilon, progress_bar)
         Output("", False, format).print(found.text, found.record)
         if keep:
             environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in server.environment.items())
             commands = shlex.quote(str(Path(sys.argv[0]).resolve().parent))
-            typer.echo(_KEEP.format(folder=commands, environment=environment), err=True)
+            note(_KEEP.format(folder=commands, environment=environment))
             while True:
                 signal.pause()
-    typer.echo(_NEXT, err=True)
+    note(_NEXT)
