@@ -527,3 +527,19 @@ def test_the_demo_prints_its_spec(environment: dict[str, str]) -> None:
         [*COMMAND, "demo", "--spec"], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert (result.returncode, result.stdout) == (0, ADULT_SPEC.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("group", [(), ("budget",), ("dataset",)])
+def test_no_command_is_described_in_half(environment: dict[str, str], group: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        [*COMMAND, *group, "--help"],
+        env=environment | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    _, commands = result.stdout.split("Commands:\n")
+    assert "..." not in commands
+    assert all(line.endswith(".") for line in commands.splitlines())
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())

@@ -98,7 +98,7 @@ def export(
         typer.Option(help="Whose column types the expression is for. Default: the training table."),
     ] = None,
 ) -> None:
-    """Print a stored model for use elsewhere, as JSON or as one SQL expression."""
+    """Print a stored model for use elsewhere. As JSON, or as one SQL expression over raw columns."""
     if format not in ("json", "sql"):
         raise pg_dpml.SpecError(f"--format must be json or sql, not {format}")
     with connection.session() as session:
@@ -137,7 +137,7 @@ def report(
     table: Annotated[str | None, typer.Option(help="Public rows to measure the model on.")] = None,
     public: Annotated[bool, typer.Option("--public", help="The rows of that table are public.")] = False,
 ) -> None:
-    """Write a stored model's report: one HTML file with guarantee, coefficients and accuracy."""
+    """Write a stored model's report, an HTML file. It has guarantee, coefficients and accuracy."""
     require_folder(file)
     if public and table is None:
         raise pg_dpml.SpecError("--public goes with --table")
@@ -163,7 +163,7 @@ def doctor(
     output: Output,
     table: Annotated[str | None, typer.Option(help="A table to train on: may this role read it?")] = None,
 ) -> None:
-    """Examine server, extension, rights and connection; exit code 1 if something is wrong."""
+    """Examine server, extension, rights and connection. The exit code is 1 if something is wrong."""
     # Nothing secret crosses the network here, so that a missing TLS can be reported.
     with Database(output.dsn, insecure=True).session() as session:
         checks = maintenance.examine(session, table)

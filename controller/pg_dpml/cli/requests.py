@@ -52,7 +52,7 @@ def register(
         ),
     ] = None,
 ) -> None:
-    """Offer a data set that has a budget, or change the offer; `dpml serve` of this role trains on it."""
+    """Offer a data set that has a budget, or change the offer. `dpml serve` of this role trains on it."""
     with output.session() as session:
         registered = requests.register(
             session,
@@ -71,7 +71,7 @@ def register(
 
 @partial(command, to=group)
 def withdraw(dataset: DataSet, output: Output) -> None:
-    """Accept no more requests and refuse those that wait; waits for a run under way."""
+    """Accept no more requests, and refuse those that wait. A run under way is waited for."""
     with output.session() as session:
         withdrawn = requests.withdraw(session, dataset)
     output.print(_text(withdrawn), _record(withdrawn))
@@ -79,7 +79,7 @@ def withdraw(dataset: DataSet, output: Output) -> None:
 
 @partial(command, to=group, name="list")
 def list_(output: Output) -> None:
-    """List the data sets that this role registered or may request models of."""
+    """List the registered data sets. Those that this role registered, or may request models of."""
     with output.session() as session:
         found = requests.list_datasets(session)
     text = "\n".join(map(_text, found)) or "No data set is registered for this role or by it."
@@ -91,7 +91,7 @@ def serve(
     connection: Output,
     once: Annotated[bool, typer.Option("--once", help="End when no request is waiting.")] = False,
 ) -> None:
-    """Train what is requested of the data sets that this role registered, until Ctrl-C or SIGTERM."""
+    """Train what others request, until Ctrl-C or SIGTERM. Serves the data sets that this role registered."""
     database = Database(connection.dsn, insecure=connection.insecure)
     with database.session() as session:
         (role,) = session.fetch_one(sql.SQL("SELECT current_user::text"))

@@ -22,7 +22,7 @@ def inspect(
     output: Output,
     label: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
 ) -> None:
-    """Write a data spec to fill in, from the catalog alone: no row is read."""
+    """Write a data spec to fill in. It comes from the catalog alone: no row is read."""
     described = inspect_table(output.dsn, table, insecure=output.insecure)
     text = spec_template(described, label)
     output.print(text.rstrip("\n"), {"table": described.name, "label": label, "spec": text})

@@ -54,7 +54,7 @@ Next: scripts/demo --epsilon 0.1     a stronger guarantee
 def plan(
     spec: Spec, privacy: pg_dpml.PrivacySpec | None, training: pg_dpml.TrainSpec, output: Output
 ) -> None:
-    """Show a run's guarantee, noise and passes, other methods beside it; reads only the number of rows."""
+    """Show a run's guarantee, noise and passes. It reads only the number of rows; other methods are beside."""
     data = pg_dpml.DataSpec.from_toml(spec)
     decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
     others = () if privacy is None else alternatives(decided.problem, privacy)
@@ -86,7 +86,7 @@ def train(
         typer.Option(help="Where the data set has a budget: name of this charge, so that a repeat is free."),
     ] = None,
 ) -> None:
-    """Train a model in the database, charge its privacy loss, and store it."""
+    """Train a model, charge its privacy loss, and store it. All that happens in the database."""
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         result = pg_dpml.train(
@@ -126,7 +126,7 @@ def tune(
         ),
     ] = None,
 ) -> None:
-    """Train several candidates, choose one privately, and store its model; all for one charge."""
+    """Train several candidates, and store one chosen privately. All of it is one charge."""
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         result = pg_dpml.tune(
@@ -165,7 +165,7 @@ def compare(
         Path | None, typer.Option("--output", "-o", help="A plot too: .png, .svg, .pdf or .html.")
     ] = None,
 ) -> None:
-    """Measure methods on random splits of a table: --public or --owner. Stores nothing."""
+    """Measure methods on random splits of a table. Say --public or --owner; nothing is stored."""
     if file is not None and file.suffix not in (".html", *(f".{format}" for format in plots.FORMATS)):
         raise pg_dpml.SpecError(f"--output must end in .png, .svg, .pdf or .html, not {file.name}")
     if file is not None:
@@ -234,7 +234,7 @@ def evaluate(
         typer.Option(help="With --epsilon: the budget to charge. Default: the table's or the model's."),
     ] = None,
 ) -> None:
-    """Measure a stored model on a table, in exactly one way: --public, --owner or --epsilon."""
+    """Measure a stored model on a table. In exactly one way: --public, --owner or --epsilon."""
     privacy = None if epsilon is None else pg_dpml.PrivacySpec(epsilon, delta, relation)
     found = pg_dpml.evaluate(
         output.dsn,
@@ -272,7 +272,7 @@ def demo(
     spec: Annotated[bool, typer.Option("--spec", help="Only print the demo's data spec.")] = False,
     format: OutputFormat = "text",
 ) -> None:
-    """Train a private model of the Adult census data on a PostgreSQL of its own."""
+    """Train a private model of census data on a server of its own. The data is Adult, which comes along."""
     if spec:
         say(ADULT_SPEC.read_text(encoding="utf-8").rstrip("\n"))
         return
