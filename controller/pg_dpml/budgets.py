@@ -8,6 +8,7 @@ nobody can add an entry without having seen the one before.
 from __future__ import annotations
 
 import math
+import shlex
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from pg_dpml import registry
 from pg_dpml.database import Session, SourceTable, sql
 from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
 from pg_dpml.methods.plan import Guarantee
+from pg_dpml.names import did_you_mean, reads_as, shown
 from pg_dpml.privacy.budget import RULES, Accounting, Cost, GaussianRun, cost_of, epsilon_of, limit_of
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import MOST_EPSILON
@@ -143,7 +145,7 @@ class Budget:
     def terms(self) -> Terms:
         """What every charge must keep to."""
         return Terms(
-            f"the budget of data set {self.dataset} (opened by role {self.opened_by})",
+            f"the budget of data set {shown(self.dataset)} (opened by role {shown(self.opened_by)})",
             self.min_epsilon,
             self.epsilon,
             self.min_delta,
@@ -286,9 +288,13 @@ def open_budget(
         )
     if _find(session, dataset) is not None:
         raise SpecError(
-            f"data set {dataset} has a budget, which is never made larger: dpml budget show {dataset} says "
+            f"data set {shown(dataset)} has a budget, which is never made larger: "
+            f"dpml budget show {shlex.quote(dataset)} says "
             "what is left"
         )
+    relations = [session.relation(table) for table in tables]
+    for listed in relations:
+        unit = None if unit is None else listed.column(unit, "unit")
     limit = limit_of(rule, epsilon, delta)
     if min_epsilon is None:
         share = _LEAST_SHARE * limit.loss
@@ -310,7 +316,7 @@ def open_budget(
             "delta": delta,
             "relation": relation.value,
             "unit": unit,
-            "tables": [_table_name(session.relation(table)) for table in tables],
+            "tables": [_table_name(relation) for relation in relations],
             "min_epsilon": min_epsilon,
             "min_delta": min_delta,
             "max_delta": max_delta,
@@ -331,7 +337,12 @@ def load_budget(session: Session, dataset: str) -> Budget:
     """
     found = _find(session, dataset)
     if found is None:
-        raise SpecError(f"data set {dataset} has no budget: dpml budget open {dataset} opens one")
+        known = [name for (name,) in session.fetch(sql.SQL("SELECT dataset FROM dpml.budgets ORDER BY 1"))]
+        offer = did_you_mean(dataset, known)
+        raise SpecError(
+            f"data set {shown(dataset)} has no budget{f'{offer} Else' if offer else ':'} "
+            f"dpml budget open {shlex.quote(dataset)} opens one"
+        )
     return found
 
 
@@ -390,7 +401,10 @@ def close_budget(session: Session, dataset: str) -> Budget:
     left = left_of(session, budget)
     _require_open(budget, left)
     _enter(session, budget, left.entries + 1, f"close {uuid.uuid4()}", None, Cost(Decimal(0), Decimal(0)))
-    session.must_last(f"the budget of data set {dataset} may be closed, as dpml budget show {dataset} tells")
+    session.must_last(
+        f"the budget of data set {shown(dataset)} may be closed, as dpml budget show {shlex.quote(dataset)} "
+        "tells"
+    )
     return budget
 
 
@@ -473,7 +487,8 @@ def charge(
         if not Outlook(budget, cost, left).fits:
             less = "" if cost.loss > left.cost.loss else ", by a smaller delta"
             raise BudgetError(
-                f"the budget of data set {budget.dataset} ({budget.meaning}) has {budget.amount(left.cost)} "
+                f"the budget of data set {shown(budget.dataset)} ({budget.meaning}) has "
+                f"{budget.amount(left.cost)} "
                 f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less{less}"
             )
     entry = registry.charge(
@@ -687,15 +702,15 @@ def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budg
         If there is no budget of this name, or several that list the table and none is named.
     """
     listing = _budgets(session, sql.SQL("WHERE %(value)s = ANY (tables)"), _table_name(table))
-    names = ", ".join(budget.dataset for budget in listing)
+    names = ", ".join(shown(budget.dataset) for budget in listing)
     if dataset is None:
         if len(listing) > 1:
             raise SpecError(
-                f"table {table.name} is in several budgets: say which by dataset = one of {names}"
+                f"table {shown(table.name)} is in several budgets: say which by dataset = one of {names}"
             )
         return listing[0] if listing else None
     if listing and dataset not in (budget.dataset for budget in listing):
-        raise GuaranteeError(f"table {table.name} belongs to data set {names}, not {dataset}")
+        raise GuaranteeError(f"table {shown(table.name)} belongs to data set {names}, not {shown(dataset)}")
     return load_budget(session, dataset)
 
 
@@ -711,17 +726,21 @@ def _lock(session: Session, budget: Budget) -> None:
 def _require_open(budget: Budget, left: Left) -> None:
     if left.closed:
         raise BudgetError(
-            f"the budget of data set {budget.dataset} is closed, so nothing is left for any run: "
+            f"the budget of data set {shown(budget.dataset)} is closed, so nothing is left for any run: "
             "nothing was charged"
         )
 
 
 def require_unit(budget: Budget, unit: str | None) -> None:
     """Refuse another unit of privacy than the budget's."""
-    if unit != budget.unit:
-        wanted, given = (f"unit = {name}" if name else "no unit" for name in (budget.unit, unit))
+    meant = budget.unit
+    if meant is not None and unit is not None:
+        meant = reads_as(meant, [unit])  # a budget that lists no table has it as it was written
+    if unit != meant:
+        wanted, given = (f"unit = {shown(name)}" if name else "no unit" for name in (budget.unit, unit))
         raise GuaranteeError(
-            f"the budget of data set {budget.dataset} is for {wanted}, and this run has {given}: one budget "
+            f"the budget of data set {shown(budget.dataset)} is for {wanted}, and this run has {given}: one "
+            "budget "
             "has one unit of privacy"
         )
 

@@ -17,6 +17,7 @@ from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
 from pg_dpml.methods.job import Job, Progress
 from pg_dpml.methods.plan import Plan, Problem
+from pg_dpml.names import did_you_mean, shown, visible
 from pg_dpml.portions import pack_portions
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.rows import PackedRows, Source, count_units, resolve
@@ -207,7 +208,8 @@ def compare(
     _require_different(methods, "methods")
     for method in methods:
         if method not in METHODS:
-            raise SpecError(f"methods must be of {', '.join(METHODS)}, not {method!r}")
+            offer = did_you_mean(method, METHODS) if isinstance(method, str) else ""
+            raise SpecError(f"methods must be of {', '.join(METHODS)}, not {method!r}{offer}")
     _require_different(epsilons, "epsilons")
     if isinstance(splits, bool) or not isinstance(splits, int) or not 1 <= splits <= MOST_SPLITS:
         raise SpecError(f"splits must be a whole number from 1 to {MOST_SPLITS}, not {splits!r}")
@@ -219,7 +221,8 @@ def compare(
         n_test = n_units // TEST_SHARE
         if n_test == 0:
             raise SpecError(
-                f"table {data.table} has {n_units} rows (or units of privacy), and a split takes {TEST_SHARE}"
+                f"table {visible(data.table)} has {n_units} rows (or units of privacy), and a split takes "
+                f"{TEST_SHARE}"
             )
         problem = problem_of(resolved, n_units - n_test, data)
         runs = _plan_runs(problem, methods, privacies)
@@ -374,10 +377,10 @@ class _Split:
         ((n_labels, variance),) = self.session.fetch(_labelled(summary, self.tested))
         label = self.source.encoder["label"]["name"]
         if n_labels == 0:
-            raise SpecError(f"label {label}: no row of a test portion has a declared value")
+            raise SpecError(f"label {shown(label)}: no row of a test portion has a declared value")
         if self.problem.task == "regression" and variance == 0.0:
             raise SpecError(
-                f"label {label} has a single value in a test portion, so that R squared is undefined"
+                f"label {shown(label)} has a single value in a test portion, so that R squared is undefined"
             )
         return n_labels, n_labels * variance
 

@@ -32,6 +32,7 @@ from psycopg.types.array import register_all_arrays
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import Jsonb
 
+from pg_dpml import names
 from pg_dpml.connections import Opened, opener
 from pg_dpml.errors import (
     CommitLostError,
@@ -109,9 +110,8 @@ _OF_NAMES = "42"
 """Class of errors about names, types and rights."""
 
 
-# A name as SQL writes it, qualified or not: to_regclass raises an error on what is none.
-_PART = r'(?:[^\s".]+|"(?:[^"]|"")+")'
-_SQL_NAME = re.compile(rf"\s*{_PART}(?:\s*\.\s*{_PART})?\s*")
+_UNQUOTED = re.compile(r"\s*(?:[^\W\d][\w$]*)?(?:\s*\.\s*(?:[^\W\d][\w$]*)?)?\s*")
+"""What may stand beside the quoted parts of the name of a new table."""
 
 _KINDS = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), "number"),
@@ -176,6 +176,30 @@ class SourceTable:
     def identifier(self) -> sql.Identifier:
         """Quoted and schema-qualified."""
         return sql.Identifier(self.schema, self.name)
+
+    def column(self, name: str, argument: str | None = None) -> str:
+        """The exact name of a column that is named by it, or as in SQL.
+
+        Parameters
+        ----------
+        name : str
+        argument : str or None
+            What it was given as, for the message.
+
+        Raises
+        ------
+        SpecError
+            If there is no such column; the message offers the nearest.
+        """
+        found = names.reads_as(name, self.columns)
+        if found is None:
+            offer = names.did_you_mean(name, self.columns)
+            some = ", ".join(map(names.shown, list(self.columns)[:20]))
+            raise SpecError(
+                f"{'' if argument is None else f'{argument}: '}column {names.shown(name)} does not exist in "
+                f"{names.shown(self.name)}{f'{offer} It' if offer else '; it'} has {some or 'no columns'}"
+            )
+        return found
 
 
 Query = sql.SQL | sql.Composed
@@ -459,7 +483,7 @@ class Session:
         return sql.Composed([query])
 
     def relation(self, table: str) -> SourceTable:
-        """Look a table up by its SQL name, or by its exact name.
+        """Look a table up by its SQL name, or by its exact name, with its schema before a dot or without.
 
         Raises
         ------
@@ -469,63 +493,154 @@ class Session:
             If the session's role has rights over the server or other roles that the owner of anything that
             would be read or called has not.
         """
+        if not table.strip():
+            raise SpecError("table must be the name of a table, not empty")
+        parts = names.parse(table) or ()
+        written = sql.Identifier(*parts).as_string(self.driver) if len(parts) in (1, 2) else None
         with self.role_path():
             (named,) = self.fetch_one(
                 sql.SQL(
-                    "SELECT coalesce(CASE WHEN {folds} THEN pg_catalog.to_regclass(%(table)s) END, "
-                    "pg_catalog.to_regclass(pg_catalog.quote_ident(%(table)s)))::pg_catalog.oid"
-                ).format(folds=sql.Literal(_SQL_NAME.fullmatch(table) is not None)),
+                    "SELECT coalesce(pg_catalog.to_regclass(%(written)s), "
+                    "pg_catalog.to_regclass(%(exact)s))::pg_catalog.oid"
+                ),
+                {"written": written, "exact": sql.Identifier(table).as_string(self.driver)},
+            )
+        if named is None:
+            qualified = self.fetch(
+                sql.SQL(
+                    "SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n "
+                    "ON n.oid = c.relnamespace WHERE pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s"
+                ),
                 {"table": table},
             )
+            named = qualified[0][0] if len(qualified) == 1 else None
         self._looked_up += [] if named is None else [named]
         found = self.fetch(_RELATION, {"named": named})
-        if (found and found[0][5]) or (not found and self._is_temporary_elsewhere(table)):
+        shown = names.visible(table.strip()) if parts else names.shown(table)
+        if (found and found[0][5]) or (not found and self._is_temporary_elsewhere({table, *parts[-1:]})):
             raise SpecError(
-                f"table {table} is a temporary table of another session, which no other connection can read: "
+                f"table {shown} is a temporary table of another session, which no other connection can read: "
                 "make it a normal table, unlogged if it need not last (CREATE UNLOGGED TABLE ...)"
             )
-        if not found or found[0][3] not in "rpvmf":
-            raise SpecError(
-                f"table {table} does not exist here; write it as in SQL, schema-qualified if it is not "
-                'on the search_path, and quoted ("My Table") if its name needs it'
-            )
+        if not found or found[0][3] not in "rpvmf" or not self._is_meant(table, parts, *found[0][1:3]):
+            raise self._no_relation(shown, parts)
         oid, schema, name, kind, row_security, _, involved, owner, lent = found[0]
         if involved is not None:
             raise GuaranteeError(
-                f"reading {table} involves {involved} of role {owner}, whose functions could run with the "
-                f"rights of role {lent}: connect as {owner}, or as a curator without such rights"
+                f"reading {shown} involves {names.visible(involved)} of role {names.shown(owner)}, whose "
+                f"functions could run with the rights of role {names.visible(lent)}: connect as "
+                f"{names.shown(owner)}, or as a curator without such rights"
             )
         return SourceTable(oid, schema, name, kind, row_security, self._columns(oid))
+
+    def _is_meant(self, table: str, parts: Sequence[str], schema: str, name: str) -> bool:
+        """Whether a relation has the name asked for: the server cuts what is longer than a name can be."""
+        return name in (table, *parts[-1:]) or f"{schema}.{name}" == table
+
+    def _no_relation(self, shown: str, parts: Sequence[str]) -> SpecError:
+        """What to say of a table that does not exist."""
+        if len(parts) == 2:
+            offer = self._offer_schema(parts[0])
+            if offer is not None:
+                return SpecError(
+                    f"table {shown} does not exist here: there is no schema {names.shown(parts[0])}{offer}"
+                )
+        with self.role_path():
+            (path,) = self.fetch_one(sql.SQL("SELECT pg_catalog.current_schemas(false)::text[]"))
+        rows = self.fetch(
+            sql.SQL(
+                "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c "
+                "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+                "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT pg_catalog.starts_with(n.nspname, "
+                "'pg_') "
+                "AND n.nspname NOT IN ('information_schema', 'dpml', 'dpml_work') ORDER BY 1, 2"
+            )
+        )
+        known: dict[str, str] = {}
+        for schema, name in rows:
+            qualified = f"{names.shown(schema)}.{names.shown(name)}"
+            known.setdefault(name, names.shown(name) if schema in path else qualified)
+            known[f"{schema}.{name}"] = qualified
+        close = names.nearest(".".join(parts) or shown, known)
+        offer = f"; did you mean {known[close]}? Write" if close is not None else "; write"
+        return SpecError(
+            f"table {shown} does not exist here{offer} it as in SQL, schema-qualified if it is not "
+            'on the search_path, and quoted ("My Table") if its name needs it'
+        )
+
+    def _offer_schema(self, schema: str) -> str | None:
+        """The end of a message about a schema that does not exist; None if it does."""
+        known = [name for (name,) in self.fetch(sql.SQL("SELECT nspname FROM pg_catalog.pg_namespace"))]
+        return None if schema in known else names.did_you_mean(schema, known)
 
     def new_table(self, name: str) -> sql.Identifier:
         """A new table's name, qualified: without a schema, by the one where the role creates tables.
 
+        Parameters
+        ----------
+        name : str
+            As in SQL: schema-qualified or not, and folded where it is not quoted.
+
         Raises
         ------
         SpecError
-            If there is a relation of that name, or the role's search_path has no schema.
+            If it is no such name or too long for one, its schema does not exist or is of tables that do not
+            last, or the name is taken.
         """
+        parts = names.parse(name)
+        unquoted = re.sub('"(?:[^"]|"")+"', "", name)
+        if parts is None or len(parts) > 2 or not _UNQUOTED.fullmatch(unquoted):
+            raise SpecError(
+                "into must be the name of a new table as in SQL, such as predictions, or "
+                "schema.predictions, "
+                f"with double quotes around what SQL would not take without, such as "
+                f"{sql.Identifier(name.strip() or 'My Table').as_string(self.driver)}; not "
+                f"{names.shown(name)}"
+            )
+        shown = names.visible(name.strip())
         with self.role_path():
             (current,) = self.fetch_one(sql.SQL("SELECT pg_catalog.current_schema()"))
-        *schema, table = name.split(".", 1)
-        if not schema and current is None:
-            raise SpecError(f"table {name}: no schema of the search_path exists here; write schema.{name}")
-        target = sql.Identifier(*(schema or [current]), table)
-        (taken,) = self.fetch_one(
-            sql.SQL("SELECT pg_catalog.to_regclass(%(name)s) IS NOT NULL"), {"name": target.as_string()}
+        *given, table = parts
+        if not given and current is None:
+            raise SpecError(f"into: no schema of the search_path exists here; write schema.{shown}")
+        schema = given[0] if given else current
+        if schema.startswith("pg_temp"):
+            raise SpecError(
+                f"into: a temporary table is gone when dpml ends; name another schema for {shown}"
+            )
+        if schema in ("dpml", "dpml_work"):
+            raise SpecError(f"into: schema {schema} is for the extension's own tables; name another")
+        offer = self._offer_schema(schema)
+        if offer is not None:
+            raise SpecError(f"into: there is no schema {names.shown(schema)}{offer}")
+        taken, length, longest = self.fetch_one(
+            sql.SQL(
+                "SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE relname = %(table)s::text "
+                "AND relnamespace = n.oid UNION ALL SELECT FROM pg_catalog.pg_type "
+                "WHERE typname = %(table)s::text AND typnamespace = n.oid), "
+                "pg_catalog.octet_length(%(table)s::text), "
+                "pg_catalog.current_setting('max_identifier_length')::pg_catalog.int4 "
+                "FROM pg_catalog.pg_namespace n WHERE n.nspname = %(schema)s"
+            ),
+            {"schema": schema, "table": table},
         )
+        if length > longest:
+            raise SpecError(
+                f"into: {names.shown(table)} has {length} bytes, and a name in PostgreSQL has at most "
+                f"{longest}"
+            )
         if taken:
-            raise SpecError(f"table {name} exists: choose another name for --into, or drop it first")
-        return target
+            raise SpecError(f"table {shown} exists: choose another name for --into, or drop it first")
+        return sql.Identifier(schema, table)
 
-    def _is_temporary_elsewhere(self, table: str) -> bool:
+    def _is_temporary_elsewhere(self, candidates: set[str]) -> bool:
         (found,) = self.fetch_one(
             sql.SQL(
                 "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relpersistence = 't' "
-                "AND c.relname IN (%(table)s::text, pg_catalog.lower(%(table)s)) "
+                "AND c.relname = ANY (%(candidates)s::text[]) "
                 "AND pg_catalog.pg_is_other_temp_schema(c.relnamespace))"
             ),
-            {"table": table.strip()},
+            {"candidates": list(candidates)},
         )
         return bool(found)
 

@@ -17,7 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pg_dpml.names import visible_lines
+
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+"""Nobody read the output to its end: as of a program that SIGPIPE has ended."""
 EXIT_TERMINATED = 143
 
 OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes only; do not publish them."
@@ -26,6 +30,11 @@ OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes
 
 class DpmlError(Exception):
     """Root of the package's errors; `exit_code` is what the command line returns.
+
+    Parameters
+    ----------
+    message : str
+        What is in it and cannot be seen, or would steer a terminal, is escaped.
 
     Attributes
     ----------
@@ -38,6 +47,9 @@ class DpmlError(Exception):
     exit_code = 1
     cause: str | None = None
     by_server: bool = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible_lines(message))
 
 
 class SpecError(DpmlError):

@@ -189,11 +189,7 @@ def predict(
         stored = registry.load_model(session, model)
         relation = session.relation(table)
         require_columns(stored, relation, [])
-        if id_column not in relation.columns:
-            raise SpecError(
-                f"id: column {id_column} does not exist in {relation.name}; name the one that tells its rows "
-                "apart"
-            )
+        id_column = relation.column(id_column, "id")
         if id_column in ("prediction", "value"):
             raise SpecError("id: the new table already has columns called prediction and value")
         statement = sql.SQL(

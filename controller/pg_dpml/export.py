@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pg_dpml.database import ColumnType, sql
 from pg_dpml.errors import SpecError
+from pg_dpml.names import shown
 from pg_dpml.registry import Model
 
 __all__ = ["EXPRESSIONS", "sql_expression"]
@@ -76,13 +77,14 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     encoder = model.encoder
     if encoder.get("projection") is not None or any(c.get("image") is not None for c in encoder["columns"]):
         raise SpecError(
-            f"model {model.name} reduces images or projects features, which has no plain SQL form: "
+            f"model {shown(model.name)} reduces images or projects features, which has no plain SQL form: "
             "use dpml.predict, or export --format json"
         )
     whitened = model.whitening is not None and (what == "value" or model.task == "regression")
     if whitened and model.n_features > MOST_WHITENED:
         raise SpecError(
-            f"model {model.name} divides its scores by a norm over {model.n_features} features, which one "
+            f"model {shown(model.name)} divides its scores by a norm over {model.n_features} features, "
+            "which one "
             f"SQL expression has for at most {MOST_WHITENED}: use dpml.predict_value or dpml.predict_proba, "
             "or export --format json"
             + ("" if model.task == "regression" else "; classes need no norm: --what prediction")
@@ -96,7 +98,7 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     values = [f"{value} AS {name}" for part in parts for name, value in part.values.items()]
     if len(values) > MOST_VALUES:
         raise SpecError(
-            f"model {model.name} has too many columns for one SQL expression: use dpml.predict, "
+            f"model {shown(model.name)} has too many columns for one SQL expression: use dpml.predict, "
             "or export --format json"
         )
     scores = [" + ".join(part.scores[k] for part in parts) for k in range(len(rows))]

@@ -12,6 +12,7 @@ from typing import Any
 
 from pg_dpml.database import Session, SourceTable, sql
 from pg_dpml.errors import SpecError
+from pg_dpml.names import did_you_mean, shown
 from pg_dpml.registry import Model
 from pg_dpml.rows import record_of
 from pg_dpml.tables.measuring import LeftOut, count_undeclared, label_field
@@ -127,8 +128,12 @@ def left_out_words(left_out: LeftOut | None) -> list[str]:
 def require_columns(model: Model, table: SourceTable, extra: list[str]) -> None:
     """Refuse a table that lacks a column of the model, or one of `extra`, by name."""
     for name in [column["name"] for column in model.encoder["columns"]] + extra:
-        if name not in table.columns:
-            raise SpecError(f"column {name} does not exist in {table.name}; model {model.name} needs it")
+        if name not in table.columns:  # the exact name, by which the model's encoder looks it up
+            offer = did_you_mean(name, table.columns) or ";"
+            raise SpecError(
+                f"column {shown(name)} does not exist in {shown(table.name)}{offer} "
+                f"model {shown(model.name)} needs it by this name"
+            )
 
 
 class _Query:

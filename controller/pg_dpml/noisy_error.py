@@ -18,6 +18,7 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
+from pg_dpml.names import shown
 from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.budget import choose_noise, gaussian_part
 from pg_dpml.privacy.mechanisms import MOST_SUM, ReleaseNoise
@@ -164,7 +165,7 @@ def _plan(
     guarantee = Guarantee(privacy.epsilon, delta or resolution.sampler_delta(1), privacy.relation, unit, most)
     n_rows = _count(session, table, guarantee)
     if n_rows == 0:
-        raise SpecError(f"table {table.name} has no rows")
+        raise SpecError(f"table {shown(table.name)} has no rows")
     clip = _clip(model, clip)
     units = most * (1 if clip is None else SQUARED_ERROR_UNITS)
     if n_rows * units >= MOST_SUM:
@@ -198,7 +199,7 @@ def _plan(
 def _require_public_rows(model: registry.Model, table: SourceTable, definition_is_public: bool) -> None:
     """Refuse what may choose rows, or fail, by a private value."""
     if table.row_security:
-        raise GuaranteeError(f"{table.name} has row-level security, so its rows depend on who asks")
+        raise GuaranteeError(f"{shown(table.name)} has row-level security, so its rows depend on who asks")
     unit = model.privacy.get("unit")
     used = [model.encoder["label"]["name"], *(column["name"] for column in model.encoder["columns"])]
     used += [unit] if unit else []
@@ -215,7 +216,9 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
     """The bound on a row's squared error: of label and prediction inside the label's bounds."""
     if model.task != "regression":
         if clip is not None:
-            raise SpecError(f"clip bounds the squared errors of a regression; model {model.name} is none")
+            raise SpecError(
+                f"clip bounds the squared errors of a regression; model {shown(model.name)} is none"
+            )
         return None
     label = model.encoder["label"]
     largest = (float(label["upper"]) - float(label["lower"])) ** 2

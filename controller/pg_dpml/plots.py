@@ -13,6 +13,7 @@ import numpy as np
 
 from pg_dpml.compare import MAJORITY, Comparison, ComparisonEntry
 from pg_dpml.figures import CalibrationBin
+from pg_dpml.names import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,8 +62,8 @@ def _file(figure: Figure, format: str) -> bytes:
 
 
 def _label(name: str) -> str:
-    """A name without control characters, cut to a length that fits."""
-    clean = "".join(c if c.isprintable() else " " for c in name)
+    """A name of which every character is seen, cut to a length that fits."""
+    clean = visible(name)
     return clean if len(clean) <= LONGEST_NAME else clean[: LONGEST_NAME - 1] + "…"
 
 

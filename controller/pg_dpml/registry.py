@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pg_dpml.database import Session, array_parameter, json_parameter, sql
 from pg_dpml.errors import SpecError
+from pg_dpml.names import did_you_mean, reads_as, shown
 
 __all__ = [
     "Charge",
@@ -109,7 +110,7 @@ def require_new_name(session: Session, name: str) -> None:
         raise SpecError("name must have 1 to 200 characters")
     if find_model(session, name) is not None:
         raise SpecError(
-            f"a model called {name} exists: choose another name, or remove it with dpml drop; "
+            f"a model called {shown(name)} exists: choose another name, or remove it with dpml drop; "
             "what it spent stays in the ledger"
         )
 
@@ -172,7 +173,7 @@ def store_model(session: Session, model: Model) -> None:
     if model.owner is not None:
         values["owner"] = model.owner
     session.execute(_insert("models", values), values)
-    session.must_last(f"model {model.name} may be stored, as dpml models tells")
+    session.must_last(f"model {shown(model.name)} may be stored, as dpml models tells")
 
 
 def _insert(table: str, values: Mapping[str, Any]) -> sql.Composed:
@@ -233,9 +234,11 @@ def load_model(session: Session, name: str) -> Model:
     """
     model = find_model(session, name)
     if model is None:
+        known = [other for (other,) in session.fetch(sql.SQL("SELECT name FROM dpml.models ORDER BY name"))]
+        offer = did_you_mean(name, known)
         raise SpecError(
-            f"there is no model called {name}, or it was not granted to you: dpml models lists those that "
-            "you may use"
+            f"there is no model called {shown(name)}, or it was not granted to you{offer or ':'} dpml models "
+            "lists those that you may use"
         )
     return model
 
@@ -261,10 +264,7 @@ def grant_model(session: Session, name: str, role: str) -> Model:
     SpecError
         If there is no such model or role, or the model belongs to another role.
     """
-    if role.lower() == _EVERYBODY:
-        role = _EVERYBODY
-    else:
-        require_role(session, role, "role")
+    role = _EVERYBODY if role.lower() == _EVERYBODY else require_role(session, role, "role")
     return _change_grants(session, name, role, _GRANT)
 
 
@@ -278,10 +278,11 @@ def revoke_model(session: Session, name: str, role: str) -> Model:
     """
     role = _EVERYBODY if role.lower() == _EVERYBODY else role
     model = load_model(session, name)
-    if role not in model.granted_to:
-        granted = ", ".join(model.granted_to) or "nobody"
-        raise SpecError(f"role: model {name} was not granted to {role}, but to {granted}")
-    return _change_grants(session, name, role, _REVOKE)
+    found = reads_as(role, model.granted_to)
+    if found is None:
+        granted = ", ".join(map(shown, model.granted_to)) or "nobody"
+        raise SpecError(f"role: model {shown(name)} was not granted to {shown(role)}, but to {granted}")
+    return _change_grants(session, name, found, _REVOKE)
 
 
 _EVERYBODY = "public"
@@ -305,18 +306,26 @@ def _require_ours(model: Model, changed: int) -> None:
     """Row-level security lets statements about other roles' models touch no row."""
     if changed == 0:
         raise SpecError(
-            f"model {model.name} belongs to {model.owner}, and only a member of that role or of dpml_curator "
+            f"model {shown(model.name)} belongs to {shown(model.owner or '')}, and only a member of that "
+            "role or of dpml_curator "
             "may grant or drop it"
         )
 
 
-def require_role(session: Session, role: str, argument: str) -> None:
-    """Refuse a role that does not exist, in the name of the argument that it was given as."""
-    (found,) = session.fetch_one(
-        sql.SQL("SELECT pg_catalog.to_regrole(pg_catalog.quote_ident(%(role)s)) IS NOT NULL"), {"role": role}
-    )
-    if not found:
-        raise SpecError(f"{argument}: there is no role called {role}; its name is case-sensitive")
+def require_role(session: Session, role: str, argument: str) -> str:
+    """The exact name of a role that is named by it, or as in SQL.
+
+    Raises
+    ------
+    SpecError
+        If there is no such role, in the name of the argument that it was given as.
+    """
+    known = [name for (name,) in session.fetch(sql.SQL("SELECT rolname FROM pg_catalog.pg_roles"))]
+    found = reads_as(role, known)
+    if found is None:
+        offer = did_you_mean(role, [name for name in known if not name.startswith("pg_")])
+        raise SpecError(f"{argument}: there is no role called {shown(role)}{offer}")
+    return found
 
 
 def charges_of(session: Session, dataset: str) -> list[Charge] | None:

@@ -17,6 +17,7 @@ from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.figures import left_out_words
 from pg_dpml.methods.plan import Guarantee, Plan, PlannedNoise, noise_record
+from pg_dpml.names import shown, visible
 from pg_dpml.noisy_error import NoisyError
 from pg_dpml.privacy.composed import ComposedNoise
 from pg_dpml.privacy.mechanisms import ReleaseNoise
@@ -85,7 +86,7 @@ def unit_text(guarantee: Guarantee) -> str:
     if guarantee.unit is None:
         return ""
     return (
-        f" A row here stands for all rows with the same {guarantee.unit}, of which at most "
+        f" A row here stands for all rows with the same {shown(guarantee.unit)}, of which at most "
         f"{guarantee.max_rows_per_unit} are used; which rows these are is public."
     )
 
@@ -183,7 +184,7 @@ def _outlook_text(outlook: Outlook) -> str:
     left = "it is closed" if outlook.left.closed else f"left: {budget.amount(outlook.left.cost)}"
     verdict = "" if outlook.fits else "; the run would be refused"
     reason = "" if outlook.breach is None else f": {outlook.breach}"
-    return f"{budget.dataset}: the run costs {budget.amount(outlook.cost)}; {left}{verdict}{reason}"
+    return f"{shown(budget.dataset)}: the run costs {budget.amount(outlook.cost)}; {left}{verdict}{reason}"
 
 
 def _noised(noise: PlannedNoise) -> str:
@@ -205,8 +206,8 @@ def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
         else:
             passes = other.plan.work.passes
             noise = other.plan.noise
-            shown = "-" if passes is None else f"{passes}"
-            rows.append((other.method, shown, f"{noise.score_stddev:.3g}", _noised(noise)))
+            taken = "-" if passes is None else f"{passes}"
+            rows.append((other.method, taken, f"{noise.score_stddev:.3g}", _noised(noise)))
     note = (
         "Private methods with their default options under the same guarantee. Passes are all readings of the "
         "rows: those before the first step too. Scores of different methods differ in size, so that noise "
@@ -253,7 +254,7 @@ def result_text(result: TrainResult) -> str:
     taken = passes_text(result.passes)
     if result.seconds is not None:
         taken += f" in {result.seconds:.1f} s"
-    lines = [f"Model {result.model.name}: {taken}."]
+    lines = [f"Model {shown(result.model.name)}: {taken}."]
     if result.model.charge is not None:
         lines.append(f"Charged as entry {result.model.charge} of dpml.ledger.")
     return "\n".join(lines) + "\n" + plan_text(result.plan)
@@ -283,7 +284,8 @@ def tuning_text(result: TuneResult) -> str:
         scores = [""] * len(result.grid.settings)
     else:
         how = (
-            f"Tuned on {public.table}, whose rows are public by your word, at no cost: each candidate was "
+            f"Tuned on {visible(public.table)}, whose rows are public by your word, at no cost: each "
+            "candidate was "
             f"trained on {public.n_trained:,} rows of it and scored on {public.n_scored:,}. The best was "
             "then trained on all private rows."
         )
@@ -320,7 +322,9 @@ def evaluation_text(evaluation: Evaluation) -> str:
     """An evaluation as a few lines of text."""
     rows = "public" if evaluation.mode == "public" else "private"
     stamp = "private model" if evaluation.private else NOT_PRIVATE
-    lines = [f"{evaluation.model} on {evaluation.table}, {evaluation.n_rows:,} {rows} rows ({stamp})"]
+    lines = [
+        f"{shown(evaluation.model)} on {shown(evaluation.table)}, {evaluation.n_rows:,} {rows} rows ({stamp})"
+    ]
     if evaluation.error is not None:
         return "\n".join([*lines, *_error_lines(evaluation.error)])
     if evaluation.mode == "owner":
@@ -363,8 +367,9 @@ def _confusion_lines(evaluation: Evaluation) -> list[str]:
     cells = evaluation.confusion
     if len(cells) > SHOWN:
         cells = tuple(sorted(cells, key=lambda cell: (cell[0] == cell[1], -cell[2]))[:SHOWN])
-    width = max(len(a) for row in cells for a in row[:2])
-    lines = [f"  {a:<{width}} taken for {p:<{width}} {n:>9,}" for a, p, n in cells]
+    named = [(shown(a), shown(p), n) for a, p, n in cells]
+    width = max(len(a) for row in named for a in row[:2])
+    lines = [f"  {a:<{width}} taken for {p:<{width}} {n:>9,}" for a, p, n in named]
     if len(cells) < len(evaluation.confusion):
         lines.append("  The most frequent confusions; --format json has all.")
     return lines
@@ -448,22 +453,24 @@ def model_text(model: Model) -> str:
     """A model as a few lines of text: guarantee, origin, coefficients."""
     training = model.training
     lines = [
-        f"Model       {model.name}: {model.task}, loss {model.loss}, method {model.method}",
-        f"Trained on  {training.get('dataset')}, {training.get('n_rows', 0):,} rows, "
+        f"Model       {shown(model.name)}: {model.task}, loss {model.loss}, method {model.method}",
+        f"Trained on  {visible(str(training.get('dataset')))}, {training.get('n_rows', 0):,} rows, "
         + passes_text(training.get("passes")),
-        f"Stored      {_moment(model)} by {model.owner}"
+        f"Stored      {_moment(model)} by {shown(model.owner or '')}"
         + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
         f"Guarantee   {guarantee_text(guarantee_of(model))}",
     ]
     if "tuning" in training:
         tuning = training["tuning"]
-        where = f"on public table {tuning['public_table']}" if "public_table" in tuning else "privately"
+        where = (
+            f"on public table {visible(tuning['public_table'])}" if "public_table" in tuning else "privately"
+        )
         chosen = f"{setting_text(tuning['chosen'])}, of {len(tuning['candidates'])} candidates"
         lines.insert(2, f"Tuned       {where}: {chosen}")
     if model.classes is not None:
-        lines.insert(1, f"Classes     {', '.join(model.classes)}")
+        lines.insert(1, f"Classes     {', '.join(map(shown, model.classes))}")
     if model.granted_to:
-        lines.append(f"Granted to  {', '.join(model.granted_to)}")
+        lines.append(f"Granted to  {', '.join(map(shown, model.granted_to))}")
     if model.whitening is not None:
         lines.append(f"Scores      {WHITENED}")
     filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
@@ -472,8 +479,12 @@ def model_text(model: Model) -> str:
 
 def grants_text(model: Model) -> str:
     """Who may see and apply a model."""
-    others = f", granted to {', '.join(model.granted_to)}" if model.granted_to else ", granted to nobody"
-    return f"Model {model.name} belongs to {model.owner}{others}"
+    others = (
+        f", granted to {', '.join(map(shown, model.granted_to))}"
+        if model.granted_to
+        else ", granted to nobody"
+    )
+    return f"Model {shown(model.name)} belongs to {shown(model.owner or '')}{others}"
 
 
 def _moment(model: Model) -> str:
@@ -482,7 +493,7 @@ def _moment(model: Model) -> str:
 
 def _coefficient_lines(model: Model) -> list[str]:
     found = coefficients(model)
-    shown = found[:SHOWN]
+    largest = found[:SHOWN]
     lines = [f"{'Largest c' if len(found) > SHOWN else 'C'}oefficients"]
     by_feature = found[0].noise is not None and model.whitening is not None
     if by_feature:
@@ -495,22 +506,24 @@ def _coefficient_lines(model: Model) -> list[str]:
             f"; the noise in each has standard deviation {noise_bound(model)}{found[0].noise:.3g}, "
             "and ~ marks what is within two of it"
         )
-    width = max(len(one.name) for one in shown)
-    for name, weights, noise in shown:
+    width = max(len(visible(one.name)) for one in largest)
+    for name, weights, noise in largest:
         k = max(range(len(weights)), key=lambda i: abs(weights[i]))
         mark = "~" if noise is not None and abs(weights[k]) < 2.0 * noise else " "
         beside = f" {noise:>9.3g}" if by_feature else ""
-        of_class = f"  for {model.classes[k]}" if model.classes is not None and len(weights) > 1 else ""
-        lines.append(f"  {name:<{width}} {weights[k]:>+10.4f}{beside} {mark}{of_class}".rstrip())
+        of_class = (
+            f"  for {shown(model.classes[k])}" if model.classes is not None and len(weights) > 1 else ""
+        )
+        lines.append(f"  {visible(name):<{width}} {weights[k]:>+10.4f}{beside} {mark}{of_class}".rstrip())
     return lines
 
 
 def models_record(models: Sequence[Model]) -> dict[str, Any]:
     """A list of models as a JSON-ready mapping."""
-    shown = ("name", "private", "task", "method", "loss", "n_features", "charge", "owner", "granted_to")
+    keys = ("name", "private", "task", "method", "loss", "n_features", "charge", "owner", "granted_to")
     return {
         "models": [
-            {key: getattr(model, key) for key in shown}
+            {key: getattr(model, key) for key in keys}
             | {key: model.privacy.get(key) for key in ("epsilon", "delta", "relation", "unit")}
             | {"dataset": model.training.get("dataset"), "n_rows": model.training.get("n_rows")}
             | {"created_at": None if model.created_at is None else model.created_at.isoformat()}
@@ -529,8 +542,8 @@ def models_text(models: Sequence[Model]) -> str:
         privacy = ("NOT PRIVATE", "")
         if guarantee is not None:
             privacy = (f"{guarantee.epsilon:g}", f"{guarantee.delta:.3g}")
-        origin = (str(model.training.get("dataset")), f"{model.training.get('n_rows', 0):,}")
-        rows.append((model.name, model.task, model.method, *privacy, *origin, _moment(model)))
+        origin = (visible(str(model.training.get("dataset"))), f"{model.training.get('n_rows', 0):,}")
+        rows.append((shown(model.name), model.task, model.method, *privacy, *origin, _moment(model)))
     return "\n".join(_aligned(rows))
 
 
@@ -589,10 +602,10 @@ COMPARISON_HEAD = ("METHOD", "EPSILON", "MEAN", "SD", "PASSES", "SECONDS")
 def comparison_headings(comparison: Comparison) -> tuple[str, str]:
     """What was measured, and how to read the columns of `comparison_rows`."""
     figure = "R squared" if comparison.figure == "r_squared" else "Accuracy"
-    unit = "rows" if comparison.unit is None else f"values of {comparison.unit}"
+    unit = "rows" if comparison.unit is None else f"values of {shown(comparison.unit)}"
     splits = "1 random split" if comparison.splits == 1 else f"{comparison.splits} random splits"
     return (
-        f"{figure} on {comparison.table}: {splits}, {comparison.n_train:,} {unit} to train on and "
+        f"{figure} on {visible(comparison.table)}: {splits}, {comparison.n_train:,} {unit} to train on and "
         f"{comparison.n_test:,} to measure; delta = {comparison.delta:.3g}, {comparison.relation.value}.",
         "SD is that of one split, its noise included; PASSES and SECONDS are those of training, their means. "
         "dpml plan shows the noise.",

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from pg_dpml import plots
@@ -14,6 +14,7 @@ from pg_dpml.compare import Comparison
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.figures import left_out_words
 from pg_dpml.methods.plan import Guarantee
+from pg_dpml.names import shown, visible_lines
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Charge, Model
 from pg_dpml.report import (
@@ -53,6 +54,11 @@ td.n, th.n { text-align: right }
 .stamp { color: #fff; background: #c00000; font-weight: bold; border-radius: 6px; padding: .8rem 1.2rem }
 img { max-width: 100%; height: auto } figure { margin: 1rem 0 } .note { color: #555; font-size: .9rem }
 """
+
+
+def escape(text: str) -> str:
+    """A text as HTML that shows every character of it."""
+    return html.escape(visible_lines(text))
 
 
 def posterior(prior: float, epsilon: float) -> float:
@@ -170,7 +176,7 @@ def _share(value: float) -> str:
 
 def _suspicion(guarantee: Guarantee) -> str:
     """The claim that an attacker weighs, under the relation of the guarantee."""
-    about = "one row" if guarantee.unit is None else f"all rows with one value of {guarantee.unit}"
+    about = "one row" if guarantee.unit is None else f"all rows with one value of {shown(guarantee.unit)}"
     if guarantee.relation is Relation.REPLACE_ONE:
         return f"guesses the values of {about}"
     return f"guesses that {about} took part, rather than being blanked out"
@@ -211,7 +217,8 @@ def _terms(guarantee: Guarantee) -> list[tuple[str, str]]:
     unit = "one row of the table; one person must have one row"
     if guarantee.unit is not None:
         unit = (
-            f"all rows with the same {guarantee.unit}, of which at most {guarantee.max_rows_per_unit} are "
+            f"all rows with the same {shown(guarantee.unit)}, of which at most "
+            f"{guarantee.max_rows_per_unit} are "
             "used; which rows these are is public"
         )
     return [

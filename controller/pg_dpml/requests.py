@@ -26,6 +26,7 @@ from pg_dpml.errors import (
     SpecError,
     UnavailableError,
 )
+from pg_dpml.names import did_you_mean, shown, visible
 from pg_dpml.rows import resolve
 from pg_dpml.spec import DataSpec, read_options
 from pg_dpml.train import train_model
@@ -75,7 +76,7 @@ class Dataset:
     def terms(self) -> budgets.Terms:
         """What a request must keep to, beside the terms of the budget."""
         return budgets.Terms(
-            f"data set {self.name} (registered by role {self.registered_by})",
+            f"data set {shown(self.name)} (registered by role {shown(self.registered_by)})",
             self.min_epsilon,
             self.max_epsilon,
             self.min_delta,
@@ -174,11 +175,14 @@ def register(
     """
     data = DataSpec.from_text(spec, "spec")
     if data.dataset not in (None, name):
-        raise SpecError(f"the spec says dataset = {data.dataset}, and data set {name} is to be registered")
-    table = resolve(session, data).table
+        raise SpecError(
+            f"the spec says dataset = {shown(data.dataset)}, and data set {shown(name)} is to be registered"
+        )
+    source = resolve(session, data)
+    table = source.table
     budget = budgets.budget_of(session, table, name)
     assert budget is not None  # it was named
-    budgets.require_unit(budget, data.unit)
+    budgets.require_unit(budget, source.unit)
     before = next((one for one in list_datasets(session) if one.name == name), None)
     role = role or ("dpml_analyst" if before is None else before.role)
     kept = budget.terms if before is None else before.terms
@@ -196,7 +200,7 @@ def register(
         allow_certified = before is not None and before.allow_certified
     if not 1 <= max_passes <= 10**6:
         raise SpecError(f"max_passes must be in [1, {10**6}], not {max_passes}")
-    registry.require_role(session, role, "role")
+    role = registry.require_role(session, role, "role")
     values = {
         "name": name,
         "role": role,
@@ -230,7 +234,7 @@ def register(
         values,
     )
     if not added:
-        raise SpecError(f"data set {name} is registered by another role, which alone may change it")
+        raise SpecError(f"data set {shown(name)} is registered by another role, which alone may change it")
     return load_dataset(session, name)
 
 
@@ -249,7 +253,7 @@ def withdraw(session: Session, name: str) -> Dataset:
         {"name": name},
     )
     if not changed:
-        raise SpecError(f"this role has registered no data set called {name}: dpml dataset list")
+        raise SpecError(_no_dataset(session, name, "this role has registered no data set called"))
     session.execute(
         sql.SQL(
             "UPDATE dpml.requests SET state = 'refused', message = 'the data set was withdrawn' "
@@ -275,8 +279,13 @@ def load_dataset(session: Session, name: str) -> Dataset:
     """
     found = session.fetch(_DATASETS + sql.SQL("WHERE name = %(name)s"), {"name": name})
     if not found:
-        raise SpecError(f"no data set called {name} is registered: dpml dataset list")
+        raise SpecError(_no_dataset(session, name, "there is no registered data set called"))
     return Dataset(*found[0])
+
+
+def _no_dataset(session: Session, name: str, missing: str) -> str:
+    offer = did_you_mean(name, [one.name for one in list_datasets(session)])
+    return f"{missing} {shown(name)}{offer or ':'} dpml dataset list names those of this role"
 
 
 def serve(database: Database, *, once: bool, report: Callable[[str], None]) -> None:
@@ -423,10 +432,14 @@ def _train(database: Database, request: _Request) -> None:
         dataset = load_dataset(session, request.dataset)
         data = dataset.data
         if not request.allowed:
-            raise SpecError(f"data set {dataset.name} is not offered to role {request.requested_by} any more")
+            raise SpecError(
+                f"data set {shown(dataset.name)} is not offered to role {shown(request.requested_by)} any "
+                "more"
+            )
         if _owner_of(session, session.relation(data.table).oid) != dataset.source_owner:
             raise SpecError(
-                f"table {dataset.source} belongs to another role than when data set {dataset.name} was "
+                f"table {visible(dataset.source)} belongs to another role than when data set "
+                f"{shown(dataset.name)} was "
                 "registered: its owner must register it again"
             )
     privacy, training = read_options(request.options)

@@ -13,6 +13,7 @@ from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, s
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
 from pg_dpml.moments import MOMENTS, moment_number
+from pg_dpml.names import shown, toml_key, visible
 from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, Column, DataSpec, Label
 
 __all__ = [
@@ -103,12 +104,13 @@ def resolve(session: Session, data: DataSpec) -> Source:
         If rows may be chosen by something that is not declared public.
     """
     table = session.relation(data.table)
+    data = _as_in_catalog(data, table)
     _require_public_rows(table, data)
-    columns = [_encode_column(column, _type_of(table, column.name)) for column in data.columns]
-    label_type = _type_of(table, data.label.column)
+    columns = [_encode_column(column, table.columns[column.name]) for column in data.columns]
+    label_type = table.columns[data.label.column]
     _check_label(data.label, label_type)
     if data.unit is not None:
-        _require_unit_type(_type_of(table, data.unit), data.unit)
+        _require_unit_type(table.columns[data.unit], data.unit)
     names = [name for column in columns for name in _feature_names(column)]
     if len(names) >= MAX_FEATURES:
         raise SpecError(f"columns: {len(names)} features, more than the {MAX_FEATURES - 1} a model may have")
@@ -150,34 +152,41 @@ def resolve(session: Session, data: DataSpec) -> Source:
 def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
     if table.kind in "vmf" and not data.definition_is_public:
         raise GuaranteeError(
-            f"{data.table} is a view or a foreign table, and which rows it shows could itself be private: "
+            f"{visible(data.table)} is a view or a foreign table, and which rows it shows could itself be "
+            "private: "
             "if the owner agrees that its definition is public, add definition_is_public = true to the spec"
         )
     if table.row_security:
         raise GuaranteeError(
-            f"{data.table} has row-level security, so its rows depend on who asks: copy them into a table "
-            f"without (CREATE TABLE ... AS TABLE {data.table}), as a role that sees them all, and name that"
+            f"{visible(data.table)} has row-level security, so its rows depend on who asks: copy them into "
+            "a table "
+            f"without (CREATE TABLE ... AS TABLE {visible(data.table)}), as a role that sees them all, and "
+            "name that"
         )
     used = [data.label.column, *(column.name for column in data.columns), *filter(None, [data.unit])]
     computed = [name for name in used if name in table.columns and table.columns[name].virtual]
     if computed and not data.definition_is_public:
         raise GuaranteeError(
-            f"column {computed[0]} is computed whenever it is read, and whether that fails could itself be "
+            f"column {shown(computed[0])} is computed whenever it is read, and whether that fails could "
+            "itself be "
             "private: if the owner agrees that its expression is public and never fails, add "
             "definition_is_public = true to the spec"
         )
 
 
-def _type_of(table: SourceTable, column: str) -> ColumnType:
-    if column not in table.columns:
-        known = ", ".join(list(table.columns)[:20])
-        raise SpecError(f"column {column} does not exist in {table.name}; it has {known}")
-    return table.columns[column]
+def _as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
+    """The spec with the exact names of its columns."""
+    return replace(
+        data,
+        columns=tuple(replace(column, name=table.column(column.name)) for column in data.columns),
+        label=replace(data.label, column=table.column(data.label.column)),
+        unit=None if data.unit is None else table.column(data.unit),
+    )
 
 
 def _encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
     """One entry of the encoder's columns."""
-    where = f"column {column.name}"
+    where = f"column {shown(column.name)}"
     kind = column_type.kind
     levels = column.levels if column.levels is not None else column_type.enum_labels
     if levels is not None:
@@ -194,30 +203,33 @@ def _encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
         return {"name": column.name, "kind": "boolean", "scale": column.scale}
     if kind == "text":
         raise SpecError(
-            f"{where} ({column_type.name}) needs its public list of categories: give levels = [...] under "
-            f"[columns.{column.name}], from the documentation of the data and never from the rows; or "
+            f"{where} ({visible(column_type.name)}) needs its public list of categories: give levels = "
+            "[...] under "
+            f"[columns.{toml_key(column.name)}], from the documentation of the data and never from the "
+            "rows; or "
             "declare the column as an enum, whose labels are taken from the catalog"
         )
     if kind == "other":
         raise SpecError(
-            f"{where}: type {column_type.name} has no encoding; leave the column out, or use a view that "
+            f"{where}: type {visible(column_type.name)} has no encoding; leave the column out, or use a "
+            "view that "
             "casts it to a type that has one"
         )
     entry = {"name": column.name} | _encode_scale(column, column_type)
     if kind == "array":
         return entry | _encode_array(column, column_type)
     if column.length is not None:
-        raise SpecError(f"{where}: length belongs to an array column, not to {column_type.name}")
+        raise SpecError(f"{where}: length belongs to an array column, not to {visible(column_type.name)}")
     return entry | {"kind": "numeric"}
 
 
 def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
     """Bounds and scale of a number, a date or the elements of an array."""
-    where = f"column {column.name}"
+    where = f"column {shown(column.name)}"
     if column.scale != "standard" and column.lower is None:
         raise SpecError(
-            f"{where} ({column_type.name}) needs public bounds: give lower and upper under "
-            f"[columns.{column.name}], from the meaning of the column and never from the rows; "
+            f"{where} ({visible(column_type.name)}) needs public bounds: give lower and upper under "
+            f"[columns.{toml_key(column.name)}], from the meaning of the column and never from the rows; "
             "or levels = [...] if its numbers are categories; or scale = 'standard' with public mean and sd"
         )
     kind = column_type.element or column_type.kind
@@ -232,7 +244,7 @@ def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
 
 
 def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
-    where = f"column {column.name} ({column_type.name})"
+    where = f"column {shown(column.name)} ({visible(column_type.name)})"
     length = column.length if column.length is not None else column_type.length
     if length is None:
         raise SpecError(f"{where} needs length = NUMBER OF ELEMENTS")
@@ -248,21 +260,24 @@ def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
 def _require_unit_type(column_type: ColumnType, unit: str) -> None:
     if column_type.kind in ("array", "other") and column_type.name not in ("uuid", "bytea", "oid", "inet"):
         raise SpecError(
-            f"unit {unit}: a unit is told by a number, a text, a date or a uuid, not by {column_type.name}"
+            f"unit {shown(unit)}: a unit is told by a number, a text, a date or a uuid, not by "
+            f"{visible(column_type.name)}"
         )
 
 
 def _require_levels(column_type: ColumnType, where: str) -> None:
     if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
-        raise SpecError(f"{where}: values of type {column_type.name} cannot be listed")
+        raise SpecError(f"{where}: values of type {visible(column_type.name)} cannot be listed")
 
 
 def _check_label(label: Label, column_type: ColumnType) -> None:
-    where = f"label {label.column}"
+    where = f"label {shown(label.column)}"
     if label.task != "regression":
         _require_levels(column_type, where)
     elif column_type.kind not in ("number", "boolean", *MOMENTS):
-        raise SpecError(f"{where}: lower and upper belong to a number or a date, not to {column_type.name}")
+        raise SpecError(
+            f"{where}: lower and upper belong to a number or a date, not to {visible(column_type.name)}"
+        )
 
 
 def _encode_label(label: Label, kind: str) -> dict[str, Any]:
@@ -280,8 +295,8 @@ def _encode_label(label: Label, kind: str) -> dict[str, Any]:
     return {
         "name": label.column,
         "kind": "number",
-        "lower": moment_number(label.lower, kind, f"label {label.column}: lower"),
-        "upper": moment_number(label.upper, kind, f"label {label.column}: upper"),
+        "lower": moment_number(label.lower, kind, f"label {shown(label.column)}: lower"),
+        "upper": moment_number(label.upper, kind, f"label {shown(label.column)}: upper"),
     }
 
 
@@ -363,7 +378,8 @@ def count_units(session: Session, source: Source) -> int:
         ).format(unit=sql.Identifier("t", source.unit))
     return session.count(
         sql.SQL("SELECT {} ").format(counted) + from_clause(source),
-        f"counting the rows of {source.table.name} failed, and PostgreSQL's message is not shown because it "
+        f"counting the rows of {shown(source.table.name)} failed, and PostgreSQL's message is not shown "
+        "because it "
         "may quote a row: write the filter, or the view, so that it can fail on no row",
     )
 

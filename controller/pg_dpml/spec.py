@@ -15,6 +15,7 @@ from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.moments import parse_moment, seconds_since_epoch
+from pg_dpml.names import did_you_mean, shown
 from pg_dpml.privacy.relation import Relation
 
 if sys.version_info >= (3, 11):
@@ -122,7 +123,8 @@ def _whole(value: object, name: str, most: int) -> None:
 
 def _choice(value: object, name: str, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
-        raise SpecError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        offer = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise SpecError(f"{name} must be one of {', '.join(choices)}, not {value!r}{offer}")
     return value
 
 
@@ -172,7 +174,9 @@ def _bounds(lower: float | date | None, upper: float | date | None, name: str) -
 def _known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> None:
     for key in given:
         if key not in allowed:
-            raise SpecError(f"{where}: unknown key {key!r}; known are {', '.join(allowed)}")
+            offer = did_you_mean(str(key), allowed)
+            known = f"{offer} Known" if offer else "; known"
+            raise SpecError(f"{where}: unknown key {key!r}{known} are {', '.join(allowed)}")
 
 
 def _table(value: object, where: str) -> Mapping[str, Any]:
@@ -265,7 +269,7 @@ class Column:
     stride: int = 2
 
     def __post_init__(self) -> None:
-        where = f"column {self.name}"
+        where = f"column {shown(self.name)}"
         _choice(self.scale, f"{where}: scale", SCALES)
         _flag(self.log1p, f"{where}: log1p")
         _flag(self.centered, f"{where}: centered")
@@ -308,7 +312,7 @@ class Column:
     @classmethod
     def from_mapping(cls, name: str, given: object) -> Column:
         """The column of a `[columns.NAME]` table."""
-        where = f"column {name}"
+        where = f"column {shown(name)}"
         keys = _table(given, where)
         _known(keys, [f.name for f in fields(cls) if f.name != "name"], where)
         return cls(name=name, **keys)
@@ -340,7 +344,7 @@ class Label:
     upper: float | date | None = None
 
     def __post_init__(self) -> None:
-        where = f"label {self.column}"
+        where = f"label {shown(self.column)}"
         for key in ("positive", "negative"):
             value = getattr(self, key)
             if value is not None:
@@ -441,7 +445,7 @@ class DataSpec:
         if len(set(names)) != len(names):
             raise SpecError("columns: every column may be listed once")
         if self.label.column in names:
-            raise SpecError(f"column {self.label.column} is the label and cannot be a feature")
+            raise SpecError(f"column {shown(self.label.column)} is the label and cannot be a feature")
         if sum(column.blur_cost for column in self.columns) > MAX_BLUR:
             raise SpecError(
                 "columns: with blur, the features of all images of a row are means of more than 2^26 pixels; "
@@ -459,7 +463,9 @@ class DataSpec:
         if self.unit is None and self.max_rows_per_unit != 1:
             raise SpecError("max_rows_per_unit goes with unit = COLUMN")
         if self.unit is not None and (self.unit == self.label.column or self.unit in names):
-            raise SpecError(f"unit {self.unit} is who a row is about and cannot be a feature or the label")
+            raise SpecError(
+                f"unit {shown(self.unit)} is who a row is about and cannot be a feature or the label"
+            )
         _flag(self.intercept, "intercept")
         _flag(self.definition_is_public, "definition_is_public")
         if self.where is not None and not self.definition_is_public:

@@ -281,7 +281,7 @@ def charged_problem(
 def problem_of(source: Source, n_rows: int, data: DataSpec) -> Problem:
     """The public numbers of a resolved table of n_rows units."""
     outputs = len(data.label.classes) if data.label.classes is not None else 1
-    return Problem(n_rows, source.n_features, outputs, data.label.task, data.unit, data.max_rows_per_unit)
+    return Problem(n_rows, source.n_features, outputs, data.label.task, source.unit, data.max_rows_per_unit)
 
 
 def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:

@@ -21,6 +21,7 @@ from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods.job import Job, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
+from pg_dpml.names import shown, visible
 from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.budget import Accounting
@@ -373,15 +374,20 @@ def _score_on_public_rows(
     source = resolve(session, data)
     if privacy is not None and source.table.oid == private.table.oid:
         raise SpecError(
-            f"public table {data.table} is the private training table itself: name a table of other rows, "
+            f"public table {visible(data.table)} is the private training table itself: name a table of "
+            "other rows, "
             "which are public, or leave the public table out to tune within the guarantee"
         )
     if source.feature_names != private.feature_names:
-        raise SpecError(f"public table {data.table} gives other features than {private.table.name}")
+        raise SpecError(
+            f"public table {visible(data.table)} gives other features than {shown(private.table.name)}"
+        )
     n_rows = count_units(session, source)
     n_scored = n_rows // SCORED_SHARE
     if n_scored == 0:
-        raise SpecError(f"public table {data.table} needs at least {SCORED_SHARE} rows, not {n_rows}")
+        raise SpecError(
+            f"public table {visible(data.table)} needs at least {SCORED_SHARE} rows, not {n_rows}"
+        )
     n_trained = n_rows - n_scored
     plans = _plans(source, (n_trained,) * len(grid.candidates), data, privacy, grid, budget)
     report("pack", 0, 1)

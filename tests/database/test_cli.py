@@ -56,6 +56,8 @@ def tables(database: str) -> None:
         )
         # Counting evaluates no column; encoding the rows takes a minute.
         connection.execute("CREATE VIEW slow AS SELECT id, slowly(age) AS age, town, rich FROM people")
+        connection.execute("CREATE VIEW slow4 AS SELECT * FROM slow LIMIT 4")
+        connection.execute("CREATE VIEW slow12 AS SELECT * FROM slow LIMIT 12")
 
 
 @pytest.fixture
@@ -486,6 +488,26 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(
     assert "a model called m exists" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "m", "--table", "slow4", "--public"),
+        ("predict", "m", "--table", "slow12", "--id", "id", "--into", "slow_predictions"),
+    ],
+)
+def test_a_terminal_shows_how_long_it_takes(
+    database: str, dpml: Dpml, environment: dict[str, str], spec: str, command: tuple[str, ...]
+) -> None:
+    assert dpml("train", spec, "--epsilon", "1", "--name", "m").returncode == 0
+    code, out, shown = in_a_terminal([*COMMAND, *command, "--dsn", database], environment)
+    assert code == 0
+    assert f"{command[3].removeprefix('slow')} p" in out  # public rows, or predictions
+    assert command[0] in shown
+    assert "0:00:01" in shown
+    code, _, shown = in_a_terminal([*COMMAND, "models", "--dsn", database], environment)
+    assert (code, shown) == (0, "")  # what does not take long shows nothing
+
+
 @pytest.mark.parametrize("command", [(), ("plan",), ("train",), ("compare",), ("evaluate",), ("demo",)])
 def test_help(environment: dict[str, str], command: tuple[str, ...]) -> None:
     result = subprocess.run(
@@ -505,3 +527,19 @@ def test_the_demo_prints_its_spec(environment: dict[str, str]) -> None:
         [*COMMAND, "demo", "--spec"], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert (result.returncode, result.stdout) == (0, ADULT_SPEC.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("group", [(), ("budget",), ("dataset",)])
+def test_no_command_is_described_in_half(environment: dict[str, str], group: tuple[str, ...]) -> None:
+    result = subprocess.run(
+        [*COMMAND, *group, "--help"],
+        env=environment | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    _, commands = result.stdout.split("Commands:\n")
+    assert "..." not in commands
+    assert all(line.endswith(".") for line in commands.splitlines())
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())

@@ -444,7 +444,7 @@ def test_report_refusals(dpml: Dpml, tmp_path: Path) -> None:
     assert not file.exists()
     nowhere = dpml("report", "income", "-o", str(tmp_path / "no" / "r.html"))
     assert nowhere.exit_code == 2
-    assert "No such file" in nowhere.stderr
+    assert "there is no folder" in nowhere.stderr
 
 
 def test_report_of_an_analyst(

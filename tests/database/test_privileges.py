@@ -309,7 +309,7 @@ def test_models_are_seen_by_owner_grantees_and_curators(
     assert "No models yet" in good(dpml(ben, "models"))
 
     # the owner grants and revokes, a grantee does neither
-    assert good(dpml(ann, "grant", "for ann", "ben")) == "Model for ann belongs to ann, granted to ben\n"
+    assert good(dpml(ann, "grant", "for ann", "ben")) == 'Model "for ann" belongs to ann, granted to ben\n'
     assert predicted_by(database, "ben", "for ann") == N
     for command in (("grant", "outsider"), ("revoke", "ben"), ("drop", "--yes")):
         assert "belongs to ann, and only a member" in refusal(dpml(ben, command[0], "for ann", *command[1:]))
@@ -317,7 +317,9 @@ def test_models_are_seen_by_owner_grantees_and_curators(
     granted_to = "SELECT granted_to::text FROM dpml.models WHERE name = 'for ann'"
     assert scalar(connection, granted_to) == "{ben}"
     assert "Granted to  ben" in good(dpml(ben, "show", "for ann"))
-    assert good(dpml(ann, "revoke", "for ann", "ben")) == "Model for ann belongs to ann, granted to nobody\n"
+    assert (
+        good(dpml(ann, "revoke", "for ann", "ben")) == 'Model "for ann" belongs to ann, granted to nobody\n'
+    )
     assert seen_by(database, "ben") == []
     good(dpml(carol, "grant", "own", "PUBLIC"))
     assert seen_by(database, "ben") == ["own"]

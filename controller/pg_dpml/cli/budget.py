@@ -13,6 +13,7 @@ import pg_dpml
 from pg_dpml import budgets
 from pg_dpml.cli.framework import Output, app, command, decimal, optional_decimal
 from pg_dpml.database import Session
+from pg_dpml.names import shown, visible
 from pg_dpml.privacy.budget import RULES, Cost
 
 group = typer.Typer(help="Limit what all runs on a data set together may spend.", no_args_is_help=True)
@@ -83,8 +84,8 @@ def history(dataset: DataSet, output: Output) -> None:
         what = "closed"
         if entry.charge is not None:
             cost = found.amount(Cost(entry.loss, entry.delta))
-            what = f"{cost}, entry {entry.charge} of dpml.ledger, request {entry.request}"
-        lines.append(f"{entry.turn}  {entry.entered_at:%Y-%m-%d %H:%M %Z}  {entry.entered_by}  {what}")
+            what = f"{cost}, entry {entry.charge} of dpml.ledger, request {visible(entry.request)}"
+        lines.append(f"{entry.turn}  {entry.entered_at:%Y-%m-%d %H:%M %Z}  {shown(entry.entered_by)}  {what}")
     if not entries:
         lines.append("Nothing was charged.")
     record = state.record | {"entries": [_plain(asdict(entry)) for entry in entries]}
@@ -115,17 +116,23 @@ class _State:
     def text(self) -> str:
         budget, left = self.budget, self.left
         rows = [
-            ("Data set", budget.dataset),
+            ("Data set", shown(budget.dataset)),
             ("Budget", budget.meaning),
-            ("Protects", f"{budget.relation.meaning}; unit: {budget.unit or 'a row'}"),
+            (
+                "Protects",
+                f"{budget.relation.meaning}; unit: {'a row' if budget.unit is None else shown(budget.unit)}",
+            ),
             ("One run", budget.terms.meaning),
-            ("Tables", ", ".join(budget.tables) or "none; runs name the data set in their spec"),
-            ("Opened", f"{budget.opened_at:%Y-%m-%d %H:%M %Z} by {budget.opened_by}"),
+            (
+                "Tables",
+                ", ".join(map(visible, budget.tables)) or "none; runs name the data set in their spec",
+            ),
+            ("Opened", f"{budget.opened_at:%Y-%m-%d %H:%M %Z} by {shown(budget.opened_by)}"),
             ("Entries", f"{left.entries}"),
             ("Left", "nothing: it is closed" if left.closed else budget.amount(left.cost)),
         ]
         if self.missing:
-            gone = ", ".join(self.missing)
+            gone = ", ".join(map(visible, self.missing))
             rows.append(("Warning", f"{gone}: gone; if it was renamed, its runs must name the data set"))
         return "\n".join(f"{head:<10}{text}" for head, text in rows)
 

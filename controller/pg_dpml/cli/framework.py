@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import io
 import json
+import os
+import secrets
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
@@ -16,16 +21,15 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import pg_dpml
+from pg_dpml.cli import progress
 from pg_dpml.connections import refuse_password
 from pg_dpml.database import Database, Session
-from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, DpmlError
+from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, DpmlError
+from pg_dpml.names import shown, visible_lines
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
-from pg_dpml.train import Progress as RunProgress
 
 app = typer.Typer(
     name="dpml",
@@ -60,7 +64,108 @@ class Output:
 
     def print(self, text: str, record: dict[str, Any]) -> None:
         """Print the answer in the format asked for."""
-        typer.echo(json.dumps(record, indent=2, ensure_ascii=False) if self.format == "json" else text)
+        say(json.dumps(record, indent=2) if self.format == "json" else visible_lines(text))
+
+
+def settle_streams() -> None:
+    """Prepare standard input, output and error for terminals that lack characters, and for closed ones."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: a connection opened later must not take its number
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(text: str) -> None:
+    """Write a line of the answer to standard output; what the terminal's encoding lacks is escaped."""
+    progress.pause()
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        raise typer.Exit(could_not_write(error)) from None
+
+
+def could_not_write(error: OSError) -> int:
+    """Say why standard output took nothing; the exit code. A reader that has left, as `head` does, knows."""
+    # What is left in the buffer would be tried again, and fail again, when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if error.errno == errno.EPIPE:
+        return EXIT_PIPE
+    warn(f"standard output cannot be written, though all else is done: {error.strerror}")
+    return DpmlError.exit_code
+
+
+def warn(text: str) -> None:
+    """Write a line for the user to standard error, if that takes any."""
+    note(f"dpml: {text}")
+
+
+def note(text: str) -> None:
+    """As `warn`, of what is no line of its own."""
+    progress.pause()
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+
+def require_folder(file: Path) -> None:
+    """Refuse a file to write before the work is done, if its folder does not exist or takes no file."""
+    if not file.parent.is_dir():
+        raise pg_dpml.SpecError(f"--output: there is no folder {file.parent}")
+    if file.is_dir():
+        raise pg_dpml.SpecError(f"--output: {file} is a folder")
+    if not _is_device(file) and not os.access(file.parent, os.W_OK | os.X_OK):
+        raise DpmlError(f"--output: folder {file.parent} takes no new file: {os.strerror(errno.EACCES)}")
+
+
+def _is_device(file: Path) -> bool:
+    """Whether it is a device or a pipe, which has to be written to as it is."""
+    return file.exists() and not file.is_file()
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write a file as a whole or not at all: a file of that name keeps its content until the new one is "
+    "there.
+
+    Raises
+    ------
+    DpmlError
+        If it cannot be written.
+    """
+    try:
+        target = file.resolve()
+        if _is_device(target):
+            target.write_bytes(content)
+            return
+        part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
+        try:
+            part.write_bytes(content)
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DpmlError(f"--output: {file} cannot be written: {error.strerror}") from None
+
+
+def _as_text(option: str, value: Any) -> Any:
+    """An option's value; what the locale took for bytes that are no text is read as UTF-8."""
+    if isinstance(value, list):
+        return [_as_text(option, item) for item in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        return os.fsencode(value).decode() if any("\udc80" <= c <= "\udcff" for c in value) else value
+    except UnicodeDecodeError:
+        name = option.rstrip("_").replace("_", "-")
+        raise pg_dpml.SpecError(f"--{name} must be text in UTF-8, not {shown(value)}") from None
 
 
 def decimal(text: str, option: str) -> Decimal:
@@ -175,17 +280,21 @@ def command(function: Callable[..., None], *, to: typer.Typer = app, name: str |
     }
     expanded = [p for name in own for p in (groups[name].values() if name in groups else [own[name]])]
 
+    shown_name = name or function.__name__
+
     def run(**given: Any) -> None:
         signal.signal(signal.SIGTERM, _terminate)
         try:
+            given = {option: _as_text(option, value) for option, value in given.items()}
             for name, parameters in groups.items():
                 given[name] = _GROUPS[name](**{key: given.pop(key) for key in parameters})
-            function(**given)
+            with progress.signs_of_life(shown_name):
+                function(**given)
         except DpmlError as error:
-            typer.echo(f"dpml: {error}", err=True)
+            warn(f"{error}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as interrupt:
-            typer.echo(f"dpml: {str(interrupt) or 'interrupted'}", err=True)
+            warn(f"{str(interrupt) or 'interrupted'}")
             terminated = _Terminated in (type(interrupt), getattr(interrupt, "interrupt", None))
             raise typer.Exit(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED) from None
 
@@ -193,31 +302,12 @@ def command(function: Callable[..., None], *, to: typer.Typer = app, name: str |
     signature = inspect.Signature([p.replace(kind=keyword) for p in expanded])
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in expanded}
-    to.command(name=name or function.__name__, help=function.__doc__)(run)
-
-
-@contextmanager
-def progress_bar() -> Iterator[RunProgress | None]:
-    """A bar on stderr while a run lasts; nothing where stderr is not a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bar.add_task(phase, total=total)
-            bar.update(tasks[phase], completed=done, total=total)
-
-        yield show
+    to.command(name=shown_name, help=function.__doc__)(run)
 
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"dpml {version('pg_dpml')}")
+        say(f"dpml {version('pg_dpml')}")
         raise typer.Exit
 
 

@@ -15,8 +15,10 @@ import pg_dpml
 from pg_dpml import export as exporting
 from pg_dpml import maintenance, registry
 from pg_dpml import report as reports
-from pg_dpml.cli.framework import ModelName, Output, command
-from pg_dpml.database import ColumnType, Database, Session, sql
+from pg_dpml.cli.framework import ModelName, Output, command, require_folder, say, warn, write_file
+from pg_dpml.cli.progress import pause
+from pg_dpml.database import ColumnType, Database, Session
+from pg_dpml.names import shown, visible
 from pg_dpml.report_html import model_html
 
 
@@ -46,11 +48,12 @@ def drop(
     with output.session() as session:
         found = registry.load_model(session, model)
         if not yes:
-            if not sys.stdin.isatty():
+            if sys.stdin is None or not sys.stdin.isatty():
                 raise pg_dpml.SpecError("drop asks on a terminal only: say --yes to delete without asking")
-            typer.confirm(f"Delete model {model}?", abort=True, err=True)
+            pause()
+            typer.confirm(f"Delete model {shown(model)}?", abort=True, err=True)
         registry.drop_model(session, model)
-    text = f"Model {model} is deleted."
+    text = f"Model {shown(model)} is deleted."
     if found.charge is not None:
         text += f" Entry {found.charge} of dpml.ledger, which is what it spent, stays."
     output.print(text, {"deleted": model, "charge": found.charge})
@@ -95,35 +98,33 @@ def export(
         typer.Option(help="Whose column types the expression is for. Default: the training table."),
     ] = None,
 ) -> None:
-    """Print a stored model for use elsewhere, as JSON or as one SQL expression."""
+    """Print a stored model for use elsewhere. As JSON, or as one SQL expression over raw columns."""
     if format not in ("json", "sql"):
         raise pg_dpml.SpecError(f"--format must be json or sql, not {format}")
     with connection.session() as session:
         found = registry.load_model(session, model)
         types = _column_types(session, found, table) if format == "sql" else {}
     if format == "json":
-        typer.echo(json.dumps(reports.model_record(found), indent=2, ensure_ascii=False))
+        say(json.dumps(reports.model_record(found), indent=2))
         return
     expression = exporting.sql_expression(found, types, what)
-    heading = [f"{what} of model {model} for a row t: SELECT (the expression below) FROM TABLE AS t"]
+    heading = [f"{what} of model {shown(model)} for a row t: SELECT (the expression below) FROM TABLE AS t"]
     if not found.private:
         heading.append(reports.NOT_PRIVATE)
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in heading)
-    typer.echo(comments + expression)
+    say(comments + expression)
 
 
 def _column_types(session: Session, model: registry.Model, table: str | None) -> dict[str, ColumnType]:
     """Types of a table's columns; none if the training table is gone and no other is named."""
     if table is not None:
         return dict(session.relation(table).columns)
-    schema, _, name = str(model.training.get("dataset")).partition(".")
     try:
-        return dict(session.relation(sql.Identifier(schema, name).as_string()).columns)
+        return dict(session.relation(str(model.training.get("dataset"))).columns)
     except pg_dpml.SpecError:
-        typer.echo(
-            "dpml: the training table is gone: name one like it with --table, or all categories are compared "
-            "as text",
-            err=True,
+        warn(
+            "the training table is gone: name one like it with --table, or all categories are compared as "
+            "text"
         )
         return {}
 
@@ -136,13 +137,14 @@ def report(
     table: Annotated[str | None, typer.Option(help="Public rows to measure the model on.")] = None,
     public: Annotated[bool, typer.Option("--public", help="The rows of that table are public.")] = False,
 ) -> None:
-    """Write a stored model's report: one HTML file with guarantee, coefficients and accuracy."""
+    """Write a stored model's report, an HTML file. It has guarantee, coefficients and accuracy."""
+    require_folder(file)
     if public and table is None:
         raise pg_dpml.SpecError("--public goes with --table")
     if table is not None and not public:
         raise pg_dpml.GuaranteeError(
             "a report is made to be shown, so its figures come from public rows: say --public if the rows of "
-            f"{table} are public, or leave --table out"
+            f"{visible(table)} are public, or leave --table out"
         )
     evaluation = None
     if table is not None:
@@ -151,12 +153,9 @@ def report(
         found = registry.load_model(session, model)
         charges = registry.charges_of(session, str(found.training.get("dataset")))
         versions = maintenance.versions(session)
-    html = model_html(found, charges=charges, evaluation=evaluation, versions=versions)
-    try:
-        file.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise pg_dpml.SpecError(f"{file}: {error.strerror}") from None
-    typer.echo(f"Report of model {model} in {file}")
+    document = model_html(found, charges=charges, evaluation=evaluation, versions=versions)
+    write_file(file, document.encode())
+    say(f"Report of model {shown(model)} in {visible(str(file))}")
 
 
 @command
@@ -164,7 +163,7 @@ def doctor(
     output: Output,
     table: Annotated[str | None, typer.Option(help="A table to train on: may this role read it?")] = None,
 ) -> None:
-    """Examine server, extension, rights and connection; exit code 1 if something is wrong."""
+    """Examine server, extension, rights and connection. The exit code is 1 if something is wrong."""
     # Nothing secret crosses the network here, so that a missing TLS can be reported.
     with Database(output.dsn, insecure=True).session() as session:
         checks = maintenance.examine(session, table)
@@ -197,7 +196,9 @@ def cleanup(
         if table.in_use:
             state = "kept, a live transaction uses it"
         elif not table.ours:
-            state = f"kept, it belongs to {table.owner}: run dpml cleanup as that role or as a superuser"
-        lines.append(f"dpml_work.{table.name}, {table.bytes / 2**20:.1f} MB: {state}")
+            state = (
+                f"kept, it belongs to {shown(table.owner)}: run dpml cleanup as that role or as a superuser"
+            )
+        lines.append(f"dpml_work.{shown(table.name)}, {table.bytes / 2**20:.1f} MB: {state}")
     record = {"dry_run": dry_run, "dropped": [t.name for t in dropped], "tables": [asdict(t) for t in tables]}
     output.print("\n".join(lines) or "No work tables are left.", record)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from pg_dpml import requests
-from pg_dpml.cli.framework import Output, Spec, app, command, optional_decimal
+from pg_dpml.cli.framework import Output, Spec, app, command, optional_decimal, warn
 from pg_dpml.database import Database, sql
+from pg_dpml.names import shown, visible
 from pg_dpml.spec import read_text
 
 group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
@@ -51,7 +52,7 @@ def register(
         ),
     ] = None,
 ) -> None:
-    """Offer a data set that has a budget, or change the offer; `dpml serve` of this role trains on it."""
+    """Offer a data set that has a budget, or change the offer. `dpml serve` of this role trains on it."""
     with output.session() as session:
         registered = requests.register(
             session,
@@ -70,7 +71,7 @@ def register(
 
 @partial(command, to=group)
 def withdraw(dataset: DataSet, output: Output) -> None:
-    """Accept no more requests and refuse those that wait; waits for a run under way."""
+    """Accept no more requests, and refuse those that wait. A run under way is waited for."""
     with output.session() as session:
         withdrawn = requests.withdraw(session, dataset)
     output.print(_text(withdrawn), _record(withdrawn))
@@ -78,7 +79,7 @@ def withdraw(dataset: DataSet, output: Output) -> None:
 
 @partial(command, to=group, name="list")
 def list_(output: Output) -> None:
-    """List the data sets that this role registered or may request models of."""
+    """List the registered data sets. Those that this role registered, or may request models of."""
     with output.session() as session:
         found = requests.list_datasets(session)
     text = "\n".join(map(_text, found)) or "No data set is registered for this role or by it."
@@ -90,23 +91,25 @@ def serve(
     connection: Output,
     once: Annotated[bool, typer.Option("--once", help="End when no request is waiting.")] = False,
 ) -> None:
-    """Train what is requested of the data sets that this role registered, until Ctrl-C or SIGTERM."""
+    """Train what others request, until Ctrl-C or SIGTERM. Serves the data sets that this role registered."""
     database = Database(connection.dsn, insecure=connection.insecure)
     with database.session() as session:
         (role,) = session.fetch_one(sql.SQL("SELECT current_user::text"))
         own = [one.name for one in requests.list_datasets(session) if one.registered_by == role]
-    typer.echo(
-        f"dpml: role {role} serves {', '.join(own) or 'nothing: it has registered no data set'}", err=True
+    warn(
+        f"role {shown(role)} serves {', '.join(map(shown, own)) or 'nothing: it has registered no data set'}"
     )
-    requests.serve(database, once=once, report=lambda line: typer.echo(f"dpml: {line}", err=True))
+    requests.serve(database, once=once, report=warn)
 
 
 def _text(dataset: requests.Dataset) -> str:
     certified = ", solver certified allowed" if dataset.allow_certified else ""
-    whom = f"role {dataset.role}" if dataset.offered else "nobody: it was withdrawn"
+    whom = f"role {shown(dataset.role)}" if dataset.offered else "nobody: it was withdrawn"
     return (
-        f"{dataset.name}: table {dataset.source}, offered to {whom}; {dataset.terms.meaning} and "
-        f"up to {dataset.max_passes} passes a request{certified}; served by role {dataset.registered_by}"
+        f"{shown(dataset.name)}: table {visible(dataset.source)}, offered to {whom}; "
+        f"{dataset.terms.meaning} and "
+        f"up to {dataset.max_passes} passes a request{certified}; served by role "
+        f"{shown(dataset.registered_by)}"
     )
 
 

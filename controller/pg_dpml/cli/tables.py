@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import pg_dpml
-from pg_dpml.cli.framework import Output, Spec, command, progress_bar
+from pg_dpml.cli.framework import Output, Spec, command
+from pg_dpml.cli.progress import progress_bar
 from pg_dpml.tables.advice import check_record, check_text
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table
@@ -21,7 +22,7 @@ def inspect(
     output: Output,
     label: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
 ) -> None:
-    """Write a data spec to fill in, from the catalog alone: no row is read."""
+    """Write a data spec to fill in. It comes from the catalog alone: no row is read."""
     described = inspect_table(output.dsn, table, insecure=output.insecure)
     text = spec_template(described, label)
     output.print(text.rstrip("\n"), {"table": described.name, "label": label, "spec": text})

@@ -14,9 +14,22 @@ import typer
 
 import pg_dpml
 from pg_dpml import budgets, plots, report
-from pg_dpml.cli.framework import ModelName, Output, OutputFormat, Spec, Table, command, progress_bar
+from pg_dpml.cli.framework import (
+    ModelName,
+    Output,
+    OutputFormat,
+    Spec,
+    Table,
+    command,
+    note,
+    require_folder,
+    say,
+    write_file,
+)
+from pg_dpml.cli.progress import progress_bar, resume
 from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
+from pg_dpml.names import visible
 from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.report_html import comparison_html
 from pg_dpml.rows import resolve
@@ -40,7 +53,7 @@ Next: scripts/demo --epsilon 0.1     a stronger guarantee
 def plan(
     spec: Spec, privacy: pg_dpml.PrivacySpec | None, training: pg_dpml.TrainSpec, output: Output
 ) -> None:
-    """Show a run's guarantee, noise and passes, other methods beside it; reads only the number of rows."""
+    """Show a run's guarantee, noise and passes. It reads only the number of rows; other methods are beside."""
     data = pg_dpml.DataSpec.from_toml(spec)
     decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
     others = () if privacy is None else alternatives(decided.problem, privacy)
@@ -72,7 +85,7 @@ def train(
         typer.Option(help="Where the data set has a budget: name of this charge, so that a repeat is free."),
     ] = None,
 ) -> None:
-    """Train a model in the database, charge its privacy loss, and store it."""
+    """Train a model, charge its privacy loss, and store it. All that happens in the database."""
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         result = pg_dpml.train(
@@ -112,7 +125,7 @@ def tune(
         ),
     ] = None,
 ) -> None:
-    """Train several candidates, choose one privately, and store its model; all for one charge."""
+    """Train several candidates, and store one chosen privately. All of it is one charge."""
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         result = pg_dpml.tune(
@@ -151,11 +164,11 @@ def compare(
         Path | None, typer.Option("--output", "-o", help="A plot too: .png, .svg, .pdf or .html.")
     ] = None,
 ) -> None:
-    """Measure methods on random splits of a table: --public or --owner. Stores nothing."""
+    """Measure methods on random splits of a table. Say --public or --owner; nothing is stored."""
     if file is not None and file.suffix not in (".html", *(f".{format}" for format in plots.FORMATS)):
         raise pg_dpml.SpecError(f"--output must end in .png, .svg, .pdf or .html, not {file.name}")
-    if file is not None and not file.parent.is_dir():
-        raise pg_dpml.SpecError(f"--output: there is no folder {file.parent}")
+    if file is not None:
+        require_folder(file)
     data = pg_dpml.DataSpec.from_toml(spec)
     with progress_bar() as progress:
         found = pg_dpml.compare(
@@ -178,10 +191,7 @@ def compare(
         content = comparison_html(found).encode()
     else:
         content = plots.comparison_plot(found, report.comparison_stamp(found), file.suffix[1:])
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise pg_dpml.SpecError(f"{file}: {error.strerror}") from None
+    write_file(file, content)
 
 
 def _words(text: str) -> list[str]:
@@ -223,7 +233,7 @@ def evaluate(
         typer.Option(help="With --epsilon: the budget to charge. Default: the table's or the model's."),
     ] = None,
 ) -> None:
-    """Measure a stored model on a table, in exactly one way: --public, --owner or --epsilon."""
+    """Measure a stored model on a table. In exactly one way: --public, --owner or --epsilon."""
     privacy = None if epsilon is None else pg_dpml.PrivacySpec(epsilon, delta, relation)
     found = pg_dpml.evaluate(
         output.dsn,
@@ -250,7 +260,7 @@ def predict(
 ) -> None:
     """Write a model's predictions for a table into a new table."""
     rows = pg_dpml.predict(output.dsn, model, table, id_column=id, into=into, insecure=output.insecure)
-    output.print(f"{rows:,} predictions in table {into}", {"table": into, "rows": rows})
+    output.print(f"{rows:,} predictions in table {visible(into)}", {"table": into, "rows": rows})
 
 
 @command
@@ -261,18 +271,19 @@ def demo(
     spec: Annotated[bool, typer.Option("--spec", help="Only print the demo's data spec.")] = False,
     format: OutputFormat = "text",
 ) -> None:
-    """Train a private model of the Adult census data on a PostgreSQL of its own."""
+    """Train a private model of census data on a server of its own. The data is Adult, which comes along."""
     if spec:
-        typer.echo(ADULT_SPEC.read_text(encoding="utf-8"), nl=False)
+        say(ADULT_SPEC.read_text(encoding="utf-8").rstrip("\n"))
         return
-    typer.echo("Starting a private PostgreSQL and loading the Adult census data ...", err=True)
+    note("Starting a private PostgreSQL and loading the Adult census data ...")
+    resume()
     with adult_server(folder) as server:
         found = run_demo(server, epsilon, progress_bar)
         Output("", False, format).print(found.text, found.record)
         if keep:
             environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in server.environment.items())
             commands = shlex.quote(str(Path(sys.argv[0]).resolve().parent))
-            typer.echo(_KEEP.format(folder=commands, environment=environment), err=True)
+            note(_KEEP.format(folder=commands, environment=environment))
             while True:
                 signal.pause()
-    typer.echo(_NEXT, err=True)
+    note(_NEXT)

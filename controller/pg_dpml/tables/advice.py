@@ -36,8 +36,8 @@ def advice(check: TableCheck) -> dict[str, list[str]]:
     -------
     dict of str to list of str
     """
-    by_name = {column.name: column for column in check.data.columns}
-    found = {c.name: list(_column_advice(c, by_name[c.name], check.n_rows)) for c in check.columns}
+    both = zip(check.columns, check.data.columns, strict=True)
+    found = {found.name: list(_column_advice(found, column, check.n_rows)) for found, column in both}
     found[check.label.name] = list(_label_advice(check))
     for unit in check.units:
         found.setdefault(unit.column, []).extend(_unit_advice(unit, check.data))

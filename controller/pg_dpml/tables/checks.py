@@ -163,7 +163,7 @@ def check_table(
         resolved = resolve(session, data)
         *columns, label = _fields(resolved)
         groups = list(_groups([*columns, label]))
-        people = _people(resolved, data)
+        people = _people(resolved)
         found: dict[str, dict[str, Any]] = {}
         units = []
         with session.owners_path():
@@ -174,7 +174,7 @@ def check_table(
             for done, column in enumerate(people, len(groups)):
                 report("check", done, len(groups) + len(people))
                 counts = measuring.count_units(session, resolved, column, data.max_rows_per_unit)
-                units.append(UnitCheck(column, column == data.unit, *counts))
+                units.append(UnitCheck(column, column == resolved.unit, *counts))
         report("check", 1, 1)
     checks = [ValueCheck(f.name, f.type.name, **found[f.name]) for f in (*columns, label)]
     table = f"{resolved.table.schema}.{resolved.table.name}"
@@ -218,9 +218,9 @@ def _level_arguments(field: Field, counts: LevelCounts, n_rows: int) -> dict[str
     }
 
 
-def _people(source: Source, data: DataSpec) -> list[str]:
+def _people(source: Source) -> list[str]:
     """Columns whose values may have several rows: the spec's unit, or what looks like one."""
-    if data.unit is not None:
-        return [data.unit]
+    if source.unit is not None:
+        return [source.unit]
     names = [name for name, type_ in source.table.columns.items() if looks_like_person(name, type_.kind)]
     return names[:_PEOPLE_CHECKED]

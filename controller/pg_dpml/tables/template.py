@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pg_dpml.database import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.moments import MOMENTS
+from pg_dpml.names import shown, toml_key, toml_text, visible
 from pg_dpml.spec import FILL_IN
 from pg_dpml.tables.constraints import Bound
 from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
@@ -51,7 +51,6 @@ _ROW_SECURITY = (
     "This table has row-level security, so its rows depend on who asks: dpml refuses it. Name a copy.",
 )
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PRECISION = re.compile(r"numeric\((\d+),(\d+)\)")
 _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
 
@@ -70,11 +69,10 @@ def spec_template(table: CatalogTable, label: str | None = None) -> str:
     SpecError
         If there is no such column, or it cannot be predicted.
     """
-    if label is not None and label not in table.columns:
-        known = ", ".join(list(table.columns)[:20])
-        raise SpecError(f"column {label} does not exist in {table.name}; it has {known}")
+    if label is not None:
+        label = table.source.column(label, "label")
     header = [line.format(table=table.name, fill_in=FILL_IN) for line in _HEADER]
-    lines = [*_comment(*header), "", f"table = {_text(table.name)}"]
+    lines = [*_comment(*header), "", f"table = {toml_text(table.name)}"]
     if table.source.row_security:
         lines += ["", *_comment(*_ROW_SECURITY)]
     if table.source.kind in "vmf":
@@ -91,7 +89,7 @@ def _unit_lines(table: CatalogTable) -> list[str]:
     unique = ("the primary key", "unique")
     several = [name for name in people if table.columns[name].key not in unique]
     unit = (several or people or ["COLUMN"])[0]
-    return [*_comment(*_UNIT), f"# unit = {_text(unit)}", "# max_rows_per_unit = 1"]
+    return [*_comment(*_UNIT), f"# unit = {toml_text(unit)}", "# max_rows_per_unit = 1"]
 
 
 def _label_lines(table: CatalogTable, label: str | None) -> list[str]:
@@ -100,22 +98,22 @@ def _label_lines(table: CatalogTable, label: str | None) -> list[str]:
         return [
             *lines,
             *_comment(*_LABEL_SECTION),
-            f"column = {_text(FILL_IN)}",
-            f"positive = {_text(FILL_IN)}",
-            f"# negative = {_text(FILL_IN)}",
-            f"# classes = [{_text(FILL_IN)}, {_text(FILL_IN)}]",
-            f"# lower = {_text(FILL_IN)}",
-            f"# upper = {_text(FILL_IN)}",
+            f"column = {toml_text(FILL_IN)}",
+            f"positive = {toml_text(FILL_IN)}",
+            f"# negative = {toml_text(FILL_IN)}",
+            f"# classes = [{toml_text(FILL_IN)}, {toml_text(FILL_IN)}]",
+            f"# lower = {toml_text(FILL_IN)}",
+            f"# upper = {toml_text(FILL_IN)}",
         ]
     column = table.columns[label]
-    return [*lines, *_description(column), f"column = {_text(label)}", *_label_values(column)]
+    return [*lines, *_description(column), f"column = {toml_text(label)}", *_label_values(column)]
 
 
 def _label_values(column: CatalogColumn) -> list[str]:
     levels = column.type.enum_labels or column.facts.levels
     kind = column.type.kind
     if kind in ("array", "other"):
-        raise SpecError(f"label {column.name}: type {column.type.name} cannot be predicted")
+        raise SpecError(f"label {shown(column.name)}: type {visible(column.type.name)} cannot be predicted")
     if kind == "boolean":
         return ["positive = true"]
     if levels is not None and len(levels) == 2:
@@ -123,14 +121,16 @@ def _label_values(column: CatalogColumn) -> list[str]:
     if levels is not None and len(levels) > 2:
         return [f"classes = {_array(map(_value, levels))}"]
     if kind in ("number", *MOMENTS):
-        other = f"# classes = [{_text(FILL_IN)}, {_text(FILL_IN)}]   # instead, if its values are classes"
+        other = (
+            f"# classes = [{toml_text(FILL_IN)}, {toml_text(FILL_IN)}]   # instead, if its values are classes"
+        )
         return [*_bound_lines(column), other]
-    return [f"positive = {_text(FILL_IN)}", f"# negative = {_text(FILL_IN)}"]
+    return [f"positive = {toml_text(FILL_IN)}", f"# negative = {toml_text(FILL_IN)}"]
 
 
 def _column_lines(column: CatalogColumn) -> list[str]:
     """The section of a feature; as comments where it should not be one, or cannot."""
-    lines = [f"[columns.{_key(column.name)}]", *_description(column), *_encoding_lines(column)]
+    lines = [f"[columns.{toml_key(column.name)}]", *_description(column), *_encoding_lines(column)]
     reason = _reason_against(column)
     if reason is None:
         return lines
@@ -179,7 +179,7 @@ def _encoding_lines(column: CatalogColumn) -> list[str]:
     lines = []
     if column.type.length is None:
         length = column.facts.length
-        lines = [f"length = {length if length is not None else _text(FILL_IN)}   # elements of every row"]
+        lines = [f"length = {length if length is not None else toml_text(FILL_IN)}   # elements of every row"]
     return [*lines, *_bound_lines(column)]
 
 
@@ -191,7 +191,7 @@ def _bound_lines(column: CatalogColumn) -> list[str]:
     kind = column.type.element or column.type.kind
     example = {"date": "   # such as 2000-12-31", "number": ""}.get(kind, "   # such as 2000-12-31T23:59:59")
     return [
-        f"{key} = {_text(FILL_IN) + example if bound is None else _bound_value(bound)}"
+        f"{key} = {toml_text(FILL_IN) + example if bound is None else _bound_value(bound)}"
         for key, bound in (("lower", lower), ("upper", upper))
     ]
 
@@ -231,15 +231,6 @@ def _array(values: Iterable[str]) -> str:
     return "\n".join(["[", *(f"    {line.rstrip()}" for line in lines), "]"])
 
 
-def _text(text: str) -> str:
-    """A basic string: as in JSON, where DEL may stand as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _text(name)
-
-
 def _bound_value(bound: Decimal | str) -> str:
     """A number, or PostgreSQL's ISO form of a date or timestamp, in UTC, as TOML's."""
     if isinstance(bound, Decimal):
@@ -251,4 +242,4 @@ def _value(value: Decimal | str) -> str:
     if isinstance(value, Decimal):
         plain = f"{value.normalize():f}"
         return plain if len(plain) <= 18 else repr(float(value))
-    return _text(value)
+    return toml_text(value)
