@@ -317,6 +317,14 @@ def grant_model(session: Session, name: str, role: str) -> Model:
     return _change_grants(session, name, role, _GRANT)
 
 
+def may_apply_models(session: Session, role: str) -> bool:
+    """Whether a role has the right to apply models at all: members of dpml_analyst have, "public" is for them."""
+    if role.lower() == _EVERYBODY:
+        return True
+    query = sql.SQL("SELECT pg_catalog.has_table_privilege(%(role)s::name, 'dpml.models', 'SELECT')")
+    return bool(session.fetch_one(query, {"role": role})[0])
+
+
 def revoke_model(session: Session, name: str, role: str) -> Model:
     """Take a grant of a model back.
 

@@ -64,7 +64,14 @@ def grant(model: ModelName, role: RoleName, output: Output) -> None:
     """Let a role see and apply a stored model."""
     with output.session() as session:
         found = registry.grant_model(session, model, role)
-    _print_grants(found, output)
+        warning = None
+        if not registry.may_apply_models(session, role):
+            name = sql.Identifier(role).as_string(session.driver)
+            warning = (
+                f"{role} cannot apply the model yet: a superuser does GRANT dpml_analyst TO {name}, "
+                "or to members of it"
+            )
+    _print_grants(found, output, warning)
 
 
 @command
@@ -75,9 +82,13 @@ def revoke(model: ModelName, role: RoleName, output: Output) -> None:
     _print_grants(found, output)
 
 
-def _print_grants(model: registry.Model, output: Output) -> None:
+def _print_grants(model: registry.Model, output: Output, warning: str | None = None) -> None:
     record = {"model": model.name, "owner": model.owner, "granted_to": list(model.granted_to)}
-    output.print(reports.grants_text(model), record)
+    text = reports.grants_text(model)
+    if warning is not None:
+        text += f"\nWarning: {warning}"
+        record["warning"] = warning
+    output.print(text, record)
 
 
 @command
