@@ -368,16 +368,24 @@ END;
 COMMENT ON FUNCTION dpml.request(text, text, jsonb) IS
 'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it';
 
+CREATE FUNCTION dpml.require_autocommit() RETURNS void
+	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_require_autocommit';
+COMMENT ON FUNCTION dpml.require_autocommit() IS
+'raises an error unless the procedure that calls it may commit: not in a transaction block, function or exception block';
+
 -- A procedure that commits has no search_path of its own: what it looks up at run time is written with its schema.
 CREATE PROCEDURE dpml.train(dataset text, model text, options jsonb DEFAULT '{}')
 	LANGUAGE plpgsql AS $$
 DECLARE
-	request CONSTANT bigint := dpml.request(dataset, model, options);
-	filed CONSTANT pg_catalog.timestamptz := pg_catalog.clock_timestamp();
+	request pg_catalog.int8;
+	filed pg_catalog.timestamptz;
 	said boolean := false;
 	outcome pg_catalog.text;
 	reason pg_catalog.text;
 BEGIN
+	PERFORM dpml.require_autocommit();
+	request := dpml.request(dataset, model, options);
+	filed := pg_catalog.clock_timestamp();
 	LOOP
 		COMMIT;
 		SELECT q.state, q.message INTO STRICT outcome, reason FROM dpml.requests q
@@ -782,7 +790,7 @@ Members of ROLE with dpml_analyst ask for models, and own them:
 SELECT name, role, spec, min_epsilon, max_epsilon, max_delta FROM dpml.datasets WHERE offered;
 CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.3}, "training": {"method": "dp-gd"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
-CALL goes outside a transaction block only, and a request is seen once it is committed.
+CALL goes in autocommit mode only, and a request is seen once it is committed.
 What is committed is run and charged, even if the session ends.
 privacy: epsilon, delta, relation. training: method and its options, as in the topic train; of bolt-on with lambda the
 default is solver sgd, unless the data set has allow_certified.'
@@ -843,7 +851,8 @@ REVOKE ALL ON FUNCTION
 	dpml.carry_out_drop(),
 	dpml.check_request(),
 	dpml.drop_model(text),
-	dpml.request(text, text, jsonb)
+	dpml.request(text, text, jsonb),
+	dpml.require_autocommit()
 FROM PUBLIC;
 REVOKE ALL ON PROCEDURE dpml.train(text, text, jsonb) FROM PUBLIC;
 REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.models, dpml.drops, dpml.datasets,
@@ -921,7 +930,7 @@ BEGIN
 	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_analyst') THEN
 		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_analyst;
 		GRANT INSERT (dataset, model, options) ON TABLE dpml.requests TO dpml_analyst;
-		GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
+		GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb), dpml.require_autocommit() TO dpml_analyst;
 		GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 		-- Of models that they own, or for SELECT were granted: see the policies.
 		GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;

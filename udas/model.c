@@ -11,9 +11,13 @@
 
 #include <math.h>
 
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
 static const char *const model_query =
@@ -133,6 +137,25 @@ fill_model(DpmlModel *model, DpmlUse use)
 					   use == DPML_USE_VALUES || model->task == DPML_TASK_REGRESSION);
 }
 
+/*
+ * Refuse a role that may read no model at all, whether there is one of that name or not: PostgreSQL's own
+ * message would name the table, and our query, but not what to do.
+ */
+static void
+require_analyst(void)
+{
+	Oid			table = get_relname_relid("models", get_namespace_oid("dpml", true));
+	const char *role = GetUserNameFromId(GetUserId(), false);
+
+	if (OidIsValid(table) && pg_class_aclcheck(table, GetUserId(), ACL_SELECT) != ACLCHECK_OK &&
+		pg_attribute_aclcheck_all(table, GetUserId(), ACL_SELECT, ACLMASK_ANY) != ACLCHECK_OK)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("role \"%s\" may not apply models", role),
+				 errhint("A superuser does GRANT dpml_analyst TO %s; then whoever owns the model grants it: "
+						 "dpml grant MODEL %s.", quote_identifier(role), quote_identifier(role))));
+}
+
 /* Read a model; it is allocated in a context of its own below parent. */
 static DpmlModel *
 load_model(const char *name, DpmlUse use, MemoryContext parent)
@@ -144,6 +167,7 @@ load_model(const char *name, DpmlUse use, MemoryContext parent)
 	DpmlModel  *model = MemoryContextAllocZero(context, sizeof(DpmlModel));
 
 	model->name = MemoryContextStrdup(context, name);
+	require_analyst();
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");
 	values[0] = CStringGetTextDatum(name);

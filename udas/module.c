@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* What loading the module does: it defines the settings. And which version it is. */
+/* What loading the module does: it defines the settings. Which version it is. And where a procedure may commit. */
 #include "dpml.h"
 
 #include <limits.h>
 
+#include "access/xact.h"
+#include "executor/spi.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 
@@ -13,6 +15,7 @@
 PG_MODULE_MAGIC;
 
 DPML_FUNCTION(dpml_module_version);
+DPML_FUNCTION(dpml_require_autocommit);
 
 extern PGDLLEXPORT void _PG_init(void);
 
@@ -34,4 +37,18 @@ Datum
 dpml_module_version(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_TEXT_P(cstring_to_text(DPML_VERSION));
+}
+
+/* (), called by a procedure that is about to commit */
+Datum
+dpml_require_autocommit(PG_FUNCTION_ARGS)
+{
+	/* Before PostgreSQL 16 the first does not see the block of an exception handler. */
+	if (!SPI_inside_nonatomic_context() || IsSubTransaction())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
+				 errmsg("dpml.train waits for the model, and cannot do so inside a transaction"),
+				 errhint("CALL it in autocommit mode, outside BEGIN, functions and exception blocks; or use "
+						 "dpml.request, with the same arguments, which does not wait.")));
+	PG_RETURN_VOID();
 }

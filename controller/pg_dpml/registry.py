@@ -26,6 +26,7 @@ __all__ = [
     "grant_model",
     "list_models",
     "load_model",
+    "may_apply_models",
     "model_of",
     "require_new_name",
     "require_role",
@@ -266,6 +267,15 @@ def grant_model(session: Session, name: str, role: str) -> Model:
     """
     role = _EVERYBODY if role.lower() == _EVERYBODY else require_role(session, role, "role")
     return _change_grants(session, name, role, _GRANT)
+
+
+def may_apply_models(session: Session, role: str) -> bool:
+    """Whether a role has the right to apply models at all, as dpml_analyst has; "public" means these."""
+    if role.lower() == _EVERYBODY:
+        return True
+    role = require_role(session, role, "role")
+    query = sql.SQL("SELECT pg_catalog.has_table_privilege(%(role)s::name, 'dpml.models', 'SELECT')")
+    return bool(session.fetch_one(query, {"role": role})[0])
 
 
 def revoke_model(session: Session, name: str, role: str) -> Model:

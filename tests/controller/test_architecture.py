@@ -47,6 +47,7 @@ ORDER = [
     ("tables.measuring",),
     ("portions",),
     ("methods.plan",),
+    ("meaning",),
     ("budgets",),
     ("methods.job",),
     ("methods.sgd",),

@@ -44,6 +44,7 @@ FOR_EVERYBODY = {
 }
 FOR_ANALYSTS = {
     "request(text,text,jsonb)",
+    "require_autocommit()",
     "train(text,text,jsonb)",
 }
 FOR_BOTH = {"drop_model(text)"}
@@ -327,6 +328,9 @@ def test_models_are_seen_by_owner_grantees_and_curators(
     good(dpml(carol, "revoke", "own", "Public"))
     assert "no role called nobody" in refusal(dpml(carol, "grant", "own", "nobody"))
 
+    assert "Warning" not in good(dpml(carol, "grant", "own", "carol"))
+    good(dpml(carol, "revoke", "own", "carol"))
+
     # a grant to a role is one to its members, and what a role owns is its members'
     good(dpml(carol, "grant", "superuser's", "team"))
     connection.execute("GRANT team TO ben")
@@ -508,6 +512,39 @@ def requested(database: str, owner: str) -> None:
         assert scalar(analyst, "SELECT dpml.predict('asked', k) FROM public.known k LIMIT 1").endswith("true")
     with Database(owner).session() as session:
         requests.withdraw(session, "known")
+
+
+@pytest.mark.one_major
+def test_who_may_apply_no_model_is_told_the_grant(database: str, connection: psycopg.Connection) -> None:
+    """And not whether there is one of that name."""
+    carol = as_role(database, "carol")
+    train(carol, "own")
+    connection.execute('CREATE ROLE "odd one" LOGIN; GRANT SELECT ON known TO "odd one"')
+    try:
+        told = "cannot apply the model yet: a superuser does GRANT dpml_analyst TO {}, or to members of it\n"
+        for role, quoted in (("outsider", '"outsider"'), ("odd one", '"odd one"')):
+            text = good(dpml(carol, "grant", "own", role))
+            assert text.endswith(f"\nWarning: {role} {told.format(quoted)}")
+        assert "Warning" not in good(dpml(carol, "grant", "own", "ann"))
+        assert "Warning" not in good(dpml(carol, "grant", "own", "public"))
+        asked = ("predict", "predict_value", "predict_proba", "label")
+        for role, quoted in (("outsider", "outsider"), ("odd one", '"odd one"')):
+            dsn = as_role(database, f"{role}")
+            for function, model in [(function, "own") for function in asked] + [("predict", "nothing")]:
+                with psycopg.connect(dsn) as other, pytest.raises(errors.InsufficientPrivilege) as caught:
+                    other.execute(f"SELECT dpml.{function}('{model}', t) FROM known t".encode())
+                said = caught.value.diag
+                assert said.message_primary == f'role "{role}" may not apply models'
+                assert f"GRANT dpml_analyst TO {quoted};" in str(said.message_hint)
+                assert said.context is None
+        # a grant of columns will do, as it did
+        connection.execute("GRANT SELECT ON dpml.models TO outsider")
+        assert "Warning" not in good(dpml(carol, "grant", "own", "outsider"))
+        assert predicted_by(database, "outsider", "own") == N
+    finally:
+        connection.execute(
+            'REVOKE ALL ON dpml.models FROM outsider; DROP OWNED BY "odd one"; DROP ROLE "odd one"'
+        )
 
 
 @pytest.mark.one_major

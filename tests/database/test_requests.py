@@ -212,10 +212,45 @@ def test_the_procedure_waits_for_the_model(database: str, connection: psycopg.Co
                 with pytest.raises(errors.RaiseException, match=r"was refused: epsilon must be at most 0\.5"):
                     done.result()
     assert entries(connection) == 1
-    inside = "BEGIN; CALL dpml.train('census', 'm2', '{\"privacy\": {\"epsilon\": 0.1}}')"
-    with pytest.raises(errors.InvalidTransactionTermination):  # in a transaction of its own, or not at all
-        as_role("ana", database, inside)
+
+
+def test_the_procedure_says_how_to_call_it(database: str, connection: psycopg.Connection) -> None:
+    """It commits what it files, and so can do neither in a transaction of the caller's."""
+    offer(database)
+    call = "CALL dpml.train('census', 'm', '{\"privacy\": {\"epsilon\": 0.1}}')"
+    body = f"AS $$ BEGIN {call}; END $$"
+    connection.execute("CREATE SCHEMA calls; GRANT USAGE ON SCHEMA calls TO ana")
+    connection.execute(f"CREATE FUNCTION calls.f() RETURNS void LANGUAGE plpgsql {body}".encode())
+    connection.execute(f"CREATE PROCEDURE calls.p() LANGUAGE plpgsql {body}".encode())
+    caught = f"DO $$ BEGIN {call}; EXCEPTION WHEN no_data_found THEN NULL; END $$"
+    own_path = f"DO $$ BEGIN {call}; END $$"
+    refused = [
+        (True, f"BEGIN; {call}"),
+        (True, f"SELECT 1; {call}"),
+        (True, "SELECT calls.f()"),
+        (True, caught),
+        (False, call),  # a driver that begins a transaction by itself
+        (False, own_path),
+        (False, "CALL calls.p()"),
+    ]
+    for autocommit, statement in refused:
+        with psycopg.connect(of("ana", database), autocommit=autocommit) as ana:
+            with pytest.raises(errors.InvalidTransactionTermination) as refusal:
+                ana.execute(statement.encode())
+            assert refusal.value.diag.message_primary == (
+                "dpml.train waits for the model, and cannot do so inside a transaction"
+            )
+            hint = str(refusal.value.diag.message_hint)
+            assert "autocommit" in hint
+            assert "dpml.request" in hint
     assert serve(database) == []
+    for statement in (own_path, "CALL calls.p()"):  # with autocommit they do
+        with ThreadPoolExecutor(1) as pool, psycopg.connect(of("ana", database), autocommit=True) as ana:
+            done = pool.submit(ana.execute, statement.encode())
+            until(lambda: serve(database))
+            done.result()
+        assert scalar(connection, "DELETE FROM dpml.models WHERE name = 'm' RETURNING name") == "m"
+    connection.execute("DROP SCHEMA calls CASCADE")
 
 
 SHORT = """

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
-import typer.main
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
@@ -25,13 +22,11 @@ from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import FloatLoader
 from typer.testing import CliRunner
 
-import pg_dpml
 from faultproxy import FaultProxy, german
-from pg_dpml import PrivacySpec, SpecError, TrainSpec, UnavailableError, registry
+from pg_dpml import PrivacySpec
 from pg_dpml import database as database_module
 from pg_dpml.cli import app
 from pg_dpml.connections import opener
-from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer
 from sqltools import empty_registry, scalar
 

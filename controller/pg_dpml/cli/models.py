@@ -17,7 +17,7 @@ from pg_dpml import maintenance, registry
 from pg_dpml import report as reports
 from pg_dpml.cli.framework import ModelName, Output, command, require_folder, say, warn, write_file
 from pg_dpml.cli.progress import pause
-from pg_dpml.database import ColumnType, Database, Session
+from pg_dpml.database import ColumnType, Database, Session, sql
 from pg_dpml.names import shown, visible
 from pg_dpml.report_html import model_html
 
@@ -67,7 +67,15 @@ def grant(model: ModelName, role: RoleName, output: Output) -> None:
     """Let a role see and apply a stored model."""
     with output.session() as session:
         found = registry.grant_model(session, model, role)
-    _print_grants(found, output)
+        warning = None
+        if not registry.may_apply_models(session, role):
+            meant = registry.require_role(session, role, "role")
+            name = sql.Identifier(meant).as_string()
+            warning = (
+                f"{shown(meant)} cannot apply the model yet: a superuser does GRANT dpml_analyst TO {name}, "
+                "or to members of it"
+            )
+    _print_grants(found, output, warning)
 
 
 @command
@@ -78,9 +86,13 @@ def revoke(model: ModelName, role: RoleName, output: Output) -> None:
     _print_grants(found, output)
 
 
-def _print_grants(model: registry.Model, output: Output) -> None:
+def _print_grants(model: registry.Model, output: Output, warning: str | None = None) -> None:
     record = {"model": model.name, "owner": model.owner, "granted_to": list(model.granted_to)}
-    output.print(reports.grants_text(model), record)
+    text = reports.grants_text(model)
+    if warning is not None:
+        text += f"\nWarning: {warning}"
+        record["warning"] = warning
+    output.print(text, record)
 
 
 @command

@@ -36,7 +36,8 @@ from pg_dpml.rows import resolve
 from pg_dpml.train import alternatives, priced_at
 
 _KEEP = """
-The server runs until you press Ctrl-C. In another terminal, and then as README.md, "Five minutes", goes on:
+The server runs until you press Ctrl-C, which {end}.
+In another terminal, and then as README.md, "Five minutes", goes on:
   export PATH={folder}:$PATH
   export {environment}
   dpml demo --spec > adult.toml
@@ -283,7 +284,13 @@ def demo(
         if keep:
             environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in server.environment.items())
             commands = shlex.quote(str(Path(sys.argv[0]).resolve().parent))
-            note(_KEEP.format(folder=commands, environment=environment))
-            while True:
-                signal.pause()
+            end = "deletes it with all its tables and models (--folder FOLDER keeps them)"
+            if folder is not None:
+                end = f"stops it; its tables and models stay in {folder}"
+            note(_KEEP.format(end=end, folder=commands, environment=environment))
+            try:
+                while True:
+                    signal.pause()
+            finally:
+                note("Stopping the server " + ("and deleting it ..." if folder is None else "..."))
     note(_NEXT)
