@@ -41,7 +41,7 @@ _GERMAN = {
     r"permission denied for schema (.*)": r"keine Berechtigung für Schema \1",
     r"permission denied for (?:function|aggregate) (.*)": r"keine Berechtigung für Funktion \1",
     r"query would be affected by row-level security policy for table \"(.*)\"": (
-        r"Auswertung der Anfrage würde von der Policy für Sicherheit auf Zeilenebene für Tabelle »\1« beeinflusst"
+        r"Anfrage würde durch Policy für Sicherheit auf Zeilenebene für Tabelle »\1« beeinflusst werden"
     ),
     r"schema \"(.*)\" does not exist": r"Schema »\1« existiert nicht",
     r"relation \"(.*)\" does not exist": r"Relation »\1« existiert nicht",
@@ -144,7 +144,7 @@ class FaultProxy:
 
 
 def _fields(report: bytes, translate: Callable[[str], str]) -> bytes:
-    """The fields of an error or notice, with the severity and primary message that are for people translated."""
+    """The fields of an error or notice, with the severity and primary message for people translated."""
     changed = b""
     for part in report.split(b"\0")[:-2]:
         kind, text = part[:1], part[1:]
