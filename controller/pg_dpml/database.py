@@ -125,6 +125,10 @@ class ColumnType:
         numeric, or an array of it: too wide for a plain cast to a float.
     vector : bool
         pgvector's type, not an array.
+    base : str or None
+        PostgreSQL's own name of a built-in type that is no array.
+    modifier : int
+        Its limit of length or digits, as the catalog has it; -1: none.
     """
 
     name: str
@@ -136,6 +140,8 @@ class ColumnType:
     whole: bool = False
     exact: bool = False
     vector: bool = False
+    base: str | None = None
+    modifier: int = -1
 
 
 @dataclass(frozen=True)
@@ -555,7 +561,16 @@ def _column_type(
     if depth == 0:
         whole = builtin in ("int2", "int4", "int8")
         enum = tuple(labels) if labels else None
-        return ColumnType(name, kind, enum_labels=enum, virtual=virtual, whole=whole, exact=exact)
+        return ColumnType(
+            name,
+            kind,
+            enum_labels=enum,
+            virtual=virtual,
+            whole=whole,
+            exact=exact,
+            base=builtin,
+            modifier=typmod,
+        )
     if depth > 1 or kind in ("text", "enum", "other"):
         return ColumnType(name, "other", virtual=virtual)
     return ColumnType(name, "array", kind, virtual=virtual, exact=exact)

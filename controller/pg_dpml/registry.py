@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from pg_dpml.database import Session, array_parameter, sql
 from pg_dpml.errors import SpecError
+from pg_dpml.spec import require_text
 
 __all__ = [
     "Charge",
@@ -159,6 +160,7 @@ def require_new_name(session: Session, name: str) -> None:
     """Refuse a name that is taken, before anything is spent on it."""
     if not name or len(name) > 200:
         raise SpecError("name must have 1 to 200 characters")
+    require_text(name, "name")
     if find_model(session, name) is not None:
         raise SpecError(
             f"a model called {name} exists: choose another name, or remove it with dpml drop; "

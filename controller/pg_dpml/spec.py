@@ -32,6 +32,7 @@ __all__ = [
     "TrainSpec",
     "read_options",
     "read_text",
+    "require_text",
 ]
 
 FILL_IN = "FILL IN"
@@ -132,10 +133,18 @@ def _flag(value: object, name: str) -> bool:
     return value
 
 
+def require_text(value: str, name: str) -> None:
+    """Refuse text that no database holds: a NUL, or half a pair of surrogates."""
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise SpecError(f"{name} must be text without NUL characters and lone surrogates, not {value!r}")
+
+
 def _level(value: object, name: str) -> str:
     """A category level or class as the text the server compares."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str):
+        require_text(value, name)
     if isinstance(value, str) and len(value.encode()) > LONGEST_LEVEL:
         raise SpecError(f"{name} must have values of at most {LONGEST_LEVEL} bytes")
     if isinstance(value, str | int | float | date):
@@ -173,6 +182,12 @@ def _known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> N
     for key in given:
         if key not in allowed:
             raise SpecError(f"{where}: unknown key {key!r}; known are {', '.join(allowed)}")
+
+
+def _name(value: object, name: str) -> None:
+    if not isinstance(value, str):
+        raise SpecError(f"{name} must be the name of a column, not {value!r}")
+    require_text(value, name)
 
 
 def _table(value: object, where: str) -> Mapping[str, Any]:
@@ -266,6 +281,7 @@ class Column:
 
     def __post_init__(self) -> None:
         where = f"column {self.name}"
+        _name(self.name, "column")
         _choice(self.scale, f"{where}: scale", SCALES)
         _flag(self.log1p, f"{where}: log1p")
         _flag(self.centered, f"{where}: centered")
@@ -341,6 +357,7 @@ class Label:
 
     def __post_init__(self) -> None:
         where = f"label {self.column}"
+        _name(self.column, "label: column")
         for key in ("positive", "negative"):
             value = getattr(self, key)
             if value is not None:
@@ -435,6 +452,7 @@ class DataSpec:
         object.__setattr__(self, "columns", tuple(self.columns))
         if not isinstance(self.table, str) or not self.table.strip():
             raise SpecError("table must be the name of a table")
+        require_text(self.table, "table")
         if not self.columns:
             raise SpecError("columns: list at least one feature column, as [columns.NAME]")
         names = [column.name for column in self.columns]
@@ -456,6 +474,7 @@ class DataSpec:
         for key in ("where", "unit", "dataset"):
             if getattr(self, key) is not None and not isinstance(getattr(self, key), str):
                 raise SpecError(f"{key} must be text, not {getattr(self, key)!r}")
+            require_text(getattr(self, key) or "", key)
         if self.unit is None and self.max_rows_per_unit != 1:
             raise SpecError("max_rows_per_unit goes with unit = COLUMN")
         if self.unit is not None and (self.unit == self.label.column or self.unit in names):

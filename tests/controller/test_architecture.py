@@ -37,6 +37,7 @@ ORDER = [
     ("privacy.budget",),
     ("tables.constraints",),
     ("database",),
+    ("tables.levels",),
     ("tables.inspection",),
     ("registry",),
     ("maintenance",),
