@@ -148,6 +148,10 @@ class ColumnType:
         Text whose equality a collation could widen.
     vector : bool
         pgvector's type, not an array.
+    base : str or None
+        PostgreSQL's own name of a built-in type that is no array.
+    modifier : int
+        Its limit of length or digits, as the catalog has it; -1: none.
     """
 
     name: str
@@ -159,6 +163,8 @@ class ColumnType:
     whole: bool = False
     collated: bool = False
     vector: bool = False
+    base: str | None = None
+    modifier: int = -1
 
 
 @dataclass(frozen=True)
@@ -834,7 +840,16 @@ def _column_type(
         whole = builtin in ("int2", "int4", "int8")
         enum = tuple(labels) if labels else None
         collated = kind == "text" and builtin != "char"
-        return ColumnType(name, kind, enum_labels=enum, virtual=virtual, whole=whole, collated=collated)
+        return ColumnType(
+            name,
+            kind,
+            enum_labels=enum,
+            virtual=virtual,
+            whole=whole,
+            collated=collated,
+            base=builtin,
+            modifier=typmod,
+        )
     if depth > 1 or kind in ("text", "enum", "other"):
         return ColumnType(name, "other", virtual=virtual)
     return ColumnType(name, "array", kind, virtual=virtual)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pg_dpml.database import Session, array_parameter, json_parameter, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean, reads_as, shown
+from pg_dpml.spec import require_text
 
 __all__ = [
     "Charge",
@@ -109,6 +110,7 @@ def require_new_name(session: Session, name: str) -> None:
     """Refuse a name that is taken, before anything is spent on it."""
     if not name or len(name) > 200:
         raise SpecError("name must have 1 to 200 characters")
+    require_text(name, "name")
     if find_model(session, name) is not None:
         raise SpecError(
             f"a model called {shown(name)} exists: choose another name, or remove it with dpml drop; "

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql, verbatim
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
 from pg_dpml.moments import MOMENTS, moment_number
 from pg_dpml.names import shown, toml_key, visible
 from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, Column, DataSpec, Label
+from pg_dpml.tables.levels import as_compared
 
 __all__ = [
     "PackedRows",
@@ -63,6 +64,8 @@ class Source:
         Most values one encoded row can store.
     feature_names : tuple of str
         One name a feature, in order.
+    class_names : tuple of str or None
+        See `Label.class_names`, in the form that values are compared with.
     """
 
     table: SourceTable
@@ -73,6 +76,7 @@ class Source:
     n_features: int
     n_values: int
     feature_names: tuple[str, ...]
+    class_names: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def resolve(session: Session, data: DataSpec) -> Source:
     _require_public_rows(table, data)
     columns = [_encode_column(column, table.columns[column.name]) for column in data.columns]
     label_type = table.columns[data.label.column]
-    _check_label(data.label, label_type)
+    label = _compared_label(data.label, label_type)
     if data.unit is not None:
         _require_unit_type(table.columns[data.unit], data.unit)
     names = [name for column in columns for name in _feature_names(column)]
@@ -131,12 +135,14 @@ def resolve(session: Session, data: DataSpec) -> Source:
         "norm": data.norm,
         # A sparse row costs eight bytes a value against four a feature.
         "format": "csr" if 2 * n_values < len(names) else "dense",
-        "label": _encode_label(data.label, label_type.kind),
+        "label": _encode_label(label, label_type.kind),
     }
     if data.projection is not None:
         encoder["projection"] = {"features": data.projection, "seed": data.projection_seed}
     if encoder["format"] == "dense":
         n_values = len(names)
+    _require_written(session, {f"column {c['name']}: levels": c.get("levels", ()) for c in columns})
+    _require_written(session, {f"label {label.column}": label.class_names or ()})
     return Source(
         table=table,
         where=data.where,
@@ -146,7 +152,29 @@ def resolve(session: Session, data: DataSpec) -> Source:
         n_features=len(names),
         n_values=n_values,
         feature_names=tuple(names),
+        class_names=label.class_names,
     )
+
+
+def _require_written(session: Session, texts: Mapping[str, Sequence[str]]) -> None:
+    """Refuse texts that have characters which the encoding of the database has not."""
+
+    def writes(some: Sequence[str]) -> bool:
+        query = sql.SQL("SELECT %(texts)s::pg_catalog.text[] IS NULL")
+        try:
+            return not isinstance(session.attempt(lambda: session.fetch(query, {"texts": some})), DpmlError)
+        except UnicodeEncodeError:  # where the client's encoding has not got it
+            return False
+
+    for where, listed in texts.items():
+        special = [text for text in listed if not text.isascii()]
+        if special and not writes(special):
+            amiss = next(text for text in special if not writes([text]))
+            (encoding,) = session.fetch_one(sql.SQL("SELECT pg_catalog.current_setting('server_encoding')"))
+            raise SpecError(
+                f"{where}: {amiss!r} cannot be written in this database, whose encoding is {encoding}, so no "
+                "row has it: leave it out, or use a database of encoding UTF8"
+            )
 
 
 def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
@@ -194,7 +222,7 @@ def _encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
         return {
             "name": column.name,
             "kind": "category",
-            "levels": list(levels),
+            "levels": list(as_compared(levels, column_type, f"{where}: levels")),
             "centered": column.centered,
         }
     if kind == "boolean":
@@ -261,23 +289,35 @@ def _require_unit_type(column_type: ColumnType, unit: str) -> None:
     if column_type.kind in ("array", "other") and column_type.name not in ("uuid", "bytea", "oid", "inet"):
         raise SpecError(
             f"unit {shown(unit)}: a unit is told by a number, a text, a date or a uuid, not by "
-            f"{visible(column_type.name)}"
+            f"{visible(column_type.name)}; "
+            "use a view that casts it to one. What the type holds equal must stay so, or a person is several "
+            f"units: of citext a plain cast would tell ann from ANN, so take lower({shown(unit)}::text)"
         )
 
 
 def _require_levels(column_type: ColumnType, where: str) -> None:
     if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
-        raise SpecError(f"{where}: values of type {visible(column_type.name)} cannot be listed")
+        raise SpecError(
+            f"{where}: values of type {visible(column_type.name)} cannot be listed; use a view that casts it "
+            "to text, a number, a boolean, a date or an enum"
+        )
 
 
-def _check_label(label: Label, column_type: ColumnType) -> None:
+def _compared_label(label: Label, column_type: ColumnType) -> Label:
+    """The label with its classes as values are compared with them."""
     where = f"label {shown(label.column)}"
     if label.task != "regression":
         _require_levels(column_type, where)
-    elif column_type.kind not in ("number", "boolean", *MOMENTS):
+        if label.classes is not None:
+            return replace(label, classes=as_compared(label.classes, column_type, f"{where}: classes"))
+        named = [label.positive, label.negative]
+        found = as_compared([v for v in named if v is not None], column_type, f"{where}: positive, negative")
+        return replace(label, positive=found[0], negative=found[1] if len(found) == 2 else None)
+    if column_type.kind not in ("number", "boolean", *MOMENTS):
         raise SpecError(
             f"{where}: lower and upper belong to a number or a date, not to {visible(column_type.name)}"
         )
+    return label
 
 
 def _encode_label(label: Label, kind: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 import math
@@ -33,6 +34,7 @@ __all__ = [
     "TrainSpec",
     "read_options",
     "read_text",
+    "require_text",
 ]
 
 FILL_IN = "FILL IN"
@@ -134,10 +136,18 @@ def _flag(value: object, name: str) -> bool:
     return value
 
 
+def require_text(value: str, name: str) -> None:
+    """Refuse text that no database holds: a NUL, or half a pair of surrogates."""
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise SpecError(f"{name} must be text without NUL characters and lone surrogates, not {value!r}")
+
+
 def _level(value: object, name: str) -> str:
     """A category level or class as the text the server compares."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str):
+        require_text(value, name)
     if isinstance(value, str) and len(value.encode()) > LONGEST_LEVEL:
         raise SpecError(f"{name} must have values of at most {LONGEST_LEVEL} bytes")
     if isinstance(value, str | int | float | date):
@@ -179,6 +189,20 @@ def _known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> N
             raise SpecError(f"{where}: unknown key {key!r}{known} are {', '.join(allowed)}")
 
 
+def _name(value: object, name: str) -> None:
+    if not isinstance(value, str):
+        raise SpecError(f"{name} must be the name of a column, not {value!r}")
+    require_text(value, name)
+
+
+def _inner_table(keys: Mapping[str, Any]) -> tuple[str, ...]:
+    """Path to the innermost table among the keys, which TOML makes of each dot in a name without quotes."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            return (key, *_inner_table(value))
+    return ()
+
+
 def _table(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} must be a table of keys, not {value!r}")
@@ -190,13 +214,31 @@ def _read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file of UTF-8."""
+    """The text of a file of UTF-8, with or without a byte-order mark.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read, or has another encoding, as editors and shells of Windows write it.
+    """
     try:
-        return Path(path).read_bytes().decode()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from error
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data
+    if wide:
+        raise SpecError(
+            f"{path} is not text of UTF-8 but of UTF-16, or no text: save it as UTF-8 (in PowerShell with "
+            "Out-File -Encoding utf8 in place of >)"
+        )
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not a TOML file: {error}") from error
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(
+            f"{path} is not text of UTF-8 (line {line}, byte {error.start + 1}): save it as UTF-8, as an "
+            "editor offers in Save As"
+        ) from error
 
 
 def _parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -270,6 +312,7 @@ class Column:
 
     def __post_init__(self) -> None:
         where = f"column {shown(self.name)}"
+        _name(self.name, "column")
         _choice(self.scale, f"{where}: scale", SCALES)
         _flag(self.log1p, f"{where}: log1p")
         _flag(self.centered, f"{where}: centered")
@@ -314,6 +357,13 @@ class Column:
         """The column of a `[columns.NAME]` table."""
         where = f"column {shown(name)}"
         keys = _table(given, where)
+        cut = _inner_table(keys)
+        if cut:
+            whole = json.dumps(".".join((name, *cut)), ensure_ascii=False)
+            raise SpecError(
+                f"{where}: {cut[0]} is a table, and no key of a column is one; quote names with dots: "
+                f"[columns.{whole}]"
+            )
         _known(keys, [f.name for f in fields(cls) if f.name != "name"], where)
         return cls(name=name, **keys)
 
@@ -345,6 +395,7 @@ class Label:
 
     def __post_init__(self) -> None:
         where = f"label {shown(self.column)}"
+        _name(self.column, "label: column")
         for key in ("positive", "negative"):
             value = getattr(self, key)
             if value is not None:
@@ -380,6 +431,13 @@ class Label:
     def from_mapping(cls, given: object) -> Label:
         """The label of a `[label]` table."""
         keys = _table(given, "[label]")
+        cut = _inner_table(keys)
+        if cut:
+            whole = json.dumps(".".join(cut), ensure_ascii=False)
+            raise SpecError(
+                f"[label]: {cut[0]} is a table, and no key of the label is one; quote names with dots: "
+                f"column = {whole}"
+            )
         _known(keys, [f.name for f in fields(cls)], "[label]")
         if not isinstance(keys.get("column"), str):
             raise SpecError("[label] needs column = NAME")
@@ -439,6 +497,7 @@ class DataSpec:
         object.__setattr__(self, "columns", tuple(self.columns))
         if not isinstance(self.table, str) or not self.table.strip():
             raise SpecError("table must be the name of a table")
+        require_text(self.table, "table")
         if not self.columns:
             raise SpecError("columns: list at least one feature column, as [columns.NAME]")
         names = [column.name for column in self.columns]
@@ -460,6 +519,7 @@ class DataSpec:
         for key in ("where", "unit", "dataset"):
             if getattr(self, key) is not None and not isinstance(getattr(self, key), str):
                 raise SpecError(f"{key} must be text, not {getattr(self, key)!r}")
+            require_text(getattr(self, key) or "", key)
         if self.unit is None and self.max_rows_per_unit != 1:
             raise SpecError("max_rows_per_unit goes with unit = COLUMN")
         if self.unit is not None and (self.unit == self.label.column or self.unit in names):

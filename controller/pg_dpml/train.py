@@ -453,7 +453,7 @@ def released_model(
         private=decided.private,
         task=decided.problem.task,
         loss=decided.work.loss.kind,
-        classes=data.label.class_names,
+        classes=source.class_names,
         weights=result.weights,
         whitening=result.whitening,
         n_features=source.n_features,

@@ -39,6 +39,7 @@ ORDER = [
     ("tables.constraints",),
     ("connections",),
     ("database",),
+    ("tables.levels",),
     ("tables.inspection",),
     ("registry",),
     ("maintenance",),

@@ -176,12 +176,12 @@ def test_numbers_dates_and_booleans_as_categories(connection: psycopg.Connection
     )
     columns = (
         Column("a", levels=(1.5, 3), centered=False),  # type: ignore[arg-type]
-        Column("b", levels=("2020-02-29", "2020-02-30", "infinity"), centered=False),
+        Column("b", levels=("2020-02-29", "2020-3-1"), centered=False),
         Column("c", levels=(False, True), centered=False),  # type: ignore[arg-type]
         Column("d", levels=("0.1",), centered=False),
     )
     found = encoded(connection, DataSpec(table, YES, columns, intercept=False, norm="clip"))
-    assert (found > 0).astype(int).tolist() == [[1, 0, 1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1, 0, 0]]
+    assert (found > 0).astype(int).tolist() == [[1, 0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 0, 0]]
 
 
 ARRAYS = ["smallint", "int", "bigint", "numeric", "real", "float8", "bool", "years", "ages"]
