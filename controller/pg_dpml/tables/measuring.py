@@ -26,6 +26,7 @@ __all__ = [
     "count_numbers",
     "count_undeclared",
     "count_units",
+    "count_values",
     "label_field",
 ]
 
@@ -134,6 +135,26 @@ def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> 
         field.name: {measure: int(next(row)) for measure in some}
         for field, some in zip(fields, measures, strict=True)
     }
+
+
+def count_values(session: Session, source: Source, field: Field, most: int) -> tuple[ValueCount, ...]:
+    """The different numbers that a column has, in their order; empty where they are more than `most`."""
+    rows = session.fetch(
+        sql.SQL("SELECT c.value, pg_catalog.count(*) FROM (SELECT {} AS value ").format(_read(field))
+        + from_clause(source)
+        + sql.SQL(" OFFSET 0) AS c WHERE c.value < {} GROUP BY 1 LIMIT {}").format(
+            _literal(math.inf), sql.Literal(most + 1)
+        )
+    )
+    if len(rows) > most:
+        return ()
+    return tuple(ValueCount(_number_text(value, field), int(count)) for value, count in sorted(rows))
+
+
+def _number_text(value: float, field: Field) -> str:
+    if field.type.kind == "boolean":
+        return "true" if value else "false"
+    return f"{value:.0f}" if value.is_integer() else repr(value)
 
 
 def _read(field: Field) -> sql.Composed:
@@ -253,7 +274,8 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
             "pg_catalog.unnest(u.x) WITH ORDINALITY AS e(feature, place) "
             "WHERE e.feature > 0::float4) AS level "
             "FROM (SELECT GROUPING({listed}) AS grouped, coalesce({texts}) AS value, "
-            "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block FROM (SELECT {read} "
+            "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block "
+            "FROM (SELECT {read} "
         ).format(
             read=sql.SQL(", ").join(read),
             characters=sql.Literal(SHOWN_CHARACTERS),
@@ -356,7 +378,8 @@ def count_undeclared(
             "pg_catalog.row_number() OVER (alike ORDER BY v.rows DESC, v.value) AS place, "
             "pg_catalog.sum(v.rows) OVER alike AS rows_alike "
             "FROM (SELECT {text} AS value, pg_catalog.count(*) AS rows FROM (SELECT {label} AS label "
-            "FROM {table} AS t WHERE {condition} OFFSET 0) AS c GROUP BY c.label) AS v WINDOW alike AS (PARTITION BY v.value IS NULL)) AS g "
+            "FROM {table} AS t WHERE {condition} OFFSET 0) AS c GROUP BY c.label) AS v "
+            "WINDOW alike AS (PARTITION BY v.value IS NULL)) AS g "
             "WHERE g.place <= {shown} ORDER BY g.place"
         ).format(
             characters=sql.Literal(SHOWN_CHARACTERS),
