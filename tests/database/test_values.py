@@ -295,6 +295,19 @@ def test_numbers_are_counted_as_they_are_encoded(odd: Odd, name: str) -> None:
         )
 
 
+def test_without_bounds_what_is_not_finite_is_counted(odd: Odd) -> None:
+    """The encoder takes it for nothing."""
+    columns = tuple(
+        Column(name, scale="standard", mean=0, sd=1, length=NUMBERS[name].length)
+        for name in ("float8", "num", "doubles", "nums", "reals")
+    )
+    check = check_table(odd.dsn, DataSpec("odd", Label("id", lower=0, upper=100), columns))
+    found = {column.name: column for column in check.columns}
+    assert [(found[name].nan, found[name].infinite) for name in ("float8", "num")] == [(1, 2), (1, 3)]
+    arrays = [found[name] for name in ("doubles", "nums", "reals")]
+    assert [(a.null_elements, a.outside_elements) for a in arrays] == [(1, 0), (1, 1), (2, 1)]
+
+
 @pytest.mark.parametrize("name", LEVELS)
 def test_levels_are_counted_as_they_are_encoded(odd: Odd, name: str) -> None:
     column, check = LEVELS[name], odd.checks[name]

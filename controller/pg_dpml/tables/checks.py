@@ -50,8 +50,8 @@ class ValueCheck:
     wrong_length : int
         Arrays of another length.
     null_elements, outside_elements : int
-        Arrays of the right length with an element outside the bounds; else with one that is NULL or
-        NaN, which counts as nothing.
+        Arrays of the right length with an element outside the bounds, or where there are none, an
+        infinite one; else with one that is NULL or NaN, which counts as nothing.
     constant : bool
         No two values differ once they are moved into the bounds.
     levels : tuple of ValueCount or None

@@ -8,6 +8,7 @@ owner of the rows alone.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -232,16 +233,18 @@ def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) 
         "nulls": _count(sql.SQL("NOT {}").format(given)),
         "wrong_length": _count(sql.SQL("{} AND {} IS NULL").format(given, value)),
     }
-    if entry["lower"] is not None and entry["upper"] is not None:
-        # NULL if an element is NULL and no other is outside.
-        inside = sql.SQL("({lower} <= ALL ({v}) AND {upper} >= ALL ({v}))").format(
-            lower=_literal(entry["lower"]), upper=_literal(entry["upper"]), v=value
-        )
-        measures |= {
-            "null_elements": _count(sql.SQL("{} IS NOT NULL AND {} IS NULL").format(value, inside)),
-            "outside_elements": _count(sql.SQL("{} IS NOT NULL AND NOT {}").format(value, inside)),
-        }
-    return measures
+    lower, upper = (
+        end if entry[key] is None else entry[key]
+        for key, end in (("lower", -sys.float_info.max), ("upper", sys.float_info.max))
+    )
+    # NULL if an element is NULL and no other is outside.
+    inside = sql.SQL("({lower} <= ALL ({v}) AND {upper} >= ALL ({v}))").format(
+        lower=_literal(lower), upper=_literal(upper), v=value
+    )
+    return measures | {
+        "null_elements": _count(sql.SQL("{} IS NOT NULL AND {} IS NULL").format(value, inside)),
+        "outside_elements": _count(sql.SQL("{} IS NOT NULL AND NOT {}").format(value, inside)),
+    }
 
 
 # Levels
