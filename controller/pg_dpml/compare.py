@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 DEFAULT_METHODS = tuple(method for method in METHODS if method != "noiseless")
-"""Of those that are not private `lbfgs` alone: the minimiser, which is what privacy costs accuracy against."""
+"""Of those that are not private `lbfgs` alone: the minimiser, against which privacy costs accuracy."""
 
 DEFAULT_EPSILONS = (0.01, 0.1, 1.0)
 DEFAULT_SPLITS = 10
@@ -318,7 +318,9 @@ def _measure_splits(
     *,
     public: bool,
 ) -> tuple[LeftOut, tuple[ComparisonEntry, ...]]:
-    """Add the figures of all splits to the runs; what they leave out, and the majority class where there are classes.
+    """Add the figures of all splits to the runs.
+
+    Returns what they leave out, and the entry of the majority class, where there are classes.
 
     Raises
     ------

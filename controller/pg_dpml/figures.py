@@ -93,8 +93,8 @@ def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures
         If no row has a declared label.
     """
     query = _Query(session, model, table)
-    left_out = query.left_out()
-    figures = (_regression if model.task == "regression" else _classification)(query)
+    figures, n_left_out = (_regression if model.task == "regression" else _classification)(query)
+    left_out = query.left_out() if n_left_out else LeftOut()
     if figures is None:
         because = " ".join(left_out_words(left_out)) or "it has no rows"
         raise SpecError(f"no row of {table.name} has a label that model {model.name} knows: {because}")
@@ -164,20 +164,22 @@ class _Query:
             return count_undeclared(self.session, self.table, field, condition, {"model": self.model.name})
 
 
-def _classification(query: _Query) -> Figures | None:
+def _classification(query: _Query) -> tuple[Figures | None, int]:
+    """Figures, and the rows that are in none."""
     rows = query.rows(
         "SELECT {label} AS actual, {predict} AS predicted, pg_catalog.count(*) "
         "FROM {table} AS t GROUP BY 1, 2"
     )
     confusion = tuple(sorted((a, p, n) for a, p, n in rows if a is not None))
     total = sum(n for _, _, n in confusion)
+    without = sum(n for a, _, n in rows if a is None)
     if total == 0:
-        return None
+        return None, without
     sizes: dict[str, int] = {}
     for actual, _, n in confusion:
         sizes[actual] = sizes.get(actual, 0) + n
     auc, roc = _roc(query) if query.model.task == "binary" else (None, ())
-    return Figures(
+    figures = Figures(
         n_rows=total,
         accuracy=sum(n for a, p, n in confusion if a == p) / total,
         majority=max(sizes.values()) / total,
@@ -186,6 +188,7 @@ def _classification(query: _Query) -> Figures | None:
         roc=roc,
         calibration=_calibration(query) if query.model.loss in ("logistic", "softmax") else (),
     )
+    return figures, without
 
 
 def _roc(query: _Query) -> tuple[float | None, tuple[tuple[float, float], ...]]:
@@ -235,17 +238,19 @@ def _calibration(query: _Query) -> tuple[CalibrationBin, ...]:
     )
 
 
-def _regression(query: _Query) -> Figures | None:
-    ((n_rows, squared_error, variance),) = query.rows(
-        "SELECT pg_catalog.count(e.actual), pg_catalog.avg((e.actual - e.predicted) ^ 2::float8), "
-        "pg_catalog.var_pop(e.actual) "
+def _regression(query: _Query) -> tuple[Figures | None, int]:
+    """Figures, and the rows that are in none."""
+    ((n_rows, without, squared_error, variance),) = query.rows(
+        "SELECT pg_catalog.count(e.actual), pg_catalog.count(*) - pg_catalog.count(e.actual), "
+        "pg_catalog.avg((e.actual - e.predicted) ^ 2::float8), pg_catalog.var_pop(e.actual) "
         "FROM (SELECT {label}::pg_catalog.float8 AS actual, {predict_value} AS predicted "
-        "FROM {table} AS t OFFSET 0) AS e WHERE e.actual IS NOT NULL"
+        "FROM {table} AS t OFFSET 0) AS e"
     )
     if n_rows == 0:
-        return None
-    return Figures(
+        return None, without
+    figures = Figures(
         n_rows=n_rows,
         mean_squared_error=squared_error,
         r_squared=1.0 - squared_error / variance if variance > 0.0 else None,
     )
+    return figures, without

@@ -326,7 +326,11 @@ def tuning_text(result: TuneResult) -> str:
             "then trained on all private rows."
         )
         scores = [f"{error:>12,.6g} errors  " for error in public.errors]
-    lines = [textwrap.fill(how, 100), "Candidates"]
+    lines = [textwrap.fill(how, 100)]
+    if public is not None:
+        warnings = left_out_words(public.left_out)
+        lines += [textwrap.fill(f"Warning, of {public.table}: {words}", 100) for words in warnings]
+    lines.append("Candidates")
     for i, (setting, score) in enumerate(zip(result.grid.settings, scores, strict=True)):
         lines.append(f"{'*' if i == result.chosen else ' ':>3} {score}{setting_text(setting)}")
     return result_text(result.trained, lines)

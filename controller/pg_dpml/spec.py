@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pg_dpml.errors import SpecError
@@ -179,6 +180,22 @@ def _bounds(lower: float | date | None, upper: float | date | None, name: str) -
     least, most = (seconds_since_epoch(v) if isinstance(v, date) else v for v in (lower, upper))
     if not least < most:
         raise SpecError(f"{name}: lower must be below upper, not {lower} and {upper}")
+
+
+_CATEGORY_KEYS = ("levels", "centered")
+_NUMBER_KEYS = ("lower", "upper", "scale", "log1p", "mean", "sd", "length", "rows", "blur", "stride")
+_DEFAULT_KEYS = ("lower", "upper", "scale", "log1p", *_CATEGORY_KEYS)
+"""Keys of `[defaults]`, which columns that do not say otherwise share."""
+
+
+def _with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a column: a category by its own keys takes no bounds, a number no levels."""
+    unfit: tuple[str, ...] = ()
+    if not own.keys().isdisjoint(_CATEGORY_KEYS):
+        unfit = _NUMBER_KEYS
+    elif not own.keys().isdisjoint(_NUMBER_KEYS):
+        unfit = _CATEGORY_KEYS
+    return {key: value for key, value in defaults.items() if key not in unfit} | dict(own)
 
 
 def _known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> None:
@@ -353,8 +370,10 @@ class Column:
         return math.prod(-(-side // self.stride) * min(self.blur, side) for side in sides)
 
     @classmethod
-    def from_mapping(cls, name: str, given: object) -> Column:
-        """The column of a `[columns.NAME]` table."""
+    def from_mapping(
+        cls, name: str, given: object, defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> Column:
+        """The column of a `[columns.NAME]` table, and of `[defaults]` where that says nothing."""
         where = f"column {shown(name)}"
         keys = _table(given, where)
         cut = _inner_table(keys)
@@ -365,7 +384,7 @@ class Column:
                 f"[columns.{whole}]"
             )
         _known(keys, [f.name for f in fields(cls) if f.name != "name"], where)
-        return cls(name=name, **keys)
+        return cls(name=name, **_with_defaults(keys, defaults))
 
 
 @dataclass(frozen=True)
@@ -538,7 +557,7 @@ class DataSpec:
     def from_mapping(cls, given: Mapping[str, Any]) -> DataSpec:
         """The spec of a parsed TOML document; unknown keys are refused by name."""
         own = ("table", "dataset", "where", "definition_is_public", "unit", "max_rows_per_unit")
-        allowed = (*own, "label", "columns", "features")
+        allowed = (*own, "label", "defaults", "columns", "features")
         _known(given, allowed, "data spec")
         if not isinstance(given.get("table"), str):
             raise SpecError("data spec: give table = NAME")
@@ -546,10 +565,12 @@ class DataSpec:
             raise SpecError("data spec: give a [label] table")
         features = _table(given.get("features", {}), "[features]")
         _known(features, ("intercept", "norm", "projection", "projection_seed"), "[features]")
+        defaults = _table(given.get("defaults", {}), "[defaults]")
+        _known(defaults, _DEFAULT_KEYS, "[defaults]")
         columns = _table(given.get("columns", {}), "[columns]")
         return cls(
             label=Label.from_mapping(given["label"]),
-            columns=tuple(Column.from_mapping(name, keys) for name, keys in columns.items()),
+            columns=tuple(Column.from_mapping(name, keys, defaults) for name, keys in columns.items()),
             **{key: given[key] for key in own if key in given},
             **features,
         )

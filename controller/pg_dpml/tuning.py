@@ -27,6 +27,7 @@ from pg_dpml.privacy import selection
 from pg_dpml.privacy.budget import Accounting
 from pg_dpml.rows import Source, count_units, require_runnable, resolve
 from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, Grid, PrivacySpec
+from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.train import (
     TrainResult,
     charged_problem,
@@ -57,12 +58,15 @@ class PublicScores:
     errors : tuple of float
         Of each candidate: rows predicted wrongly; for a number to predict, the squared errors
         in units of half the label's range, each divided by 4.
+    left_out : LeftOut
+        Rows of the table without a declared label, which teach nothing and count as no error.
     """
 
     table: str
     n_trained: int
     n_scored: int
     errors: tuple[float, ...]
+    left_out: LeftOut
 
 
 @dataclass(frozen=True)
@@ -403,4 +407,7 @@ def _score_on_public_rows(
     job = Job(session, source, plans[0], scored, report)
     errors = scoring.errors(job, results)
     job.close()
-    return PublicScores(f"{source.table.schema}.{source.table.name}", n_trained, n_scored, tuple(errors))
+    with session.owners_path():
+        left_out = count_left_out(session, source)
+    table = f"{source.table.schema}.{source.table.name}"
+    return PublicScores(table, n_trained, n_scored, tuple(errors), left_out)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -252,7 +253,33 @@ def test_a_template_names_what_is_open(tmp_path: Path) -> None:
         (TEXT, Facts(), ['positive = "FILL IN"', '# negative = "FILL IN"']),
         (TEXT, Facts(levels=("no", "yes")), ['positive = "yes"', 'negative = "no"']),
         (WHOLE, Facts(levels=(Decimal(1), Decimal(2), Decimal(3))), ["classes = [1, 2, 3]"]),
-        (WHOLE, between(0, 5), ["lower = 0", "upper = 5"]),
+        (
+            WHOLE,
+            Facts(),
+            [
+                "# Two classes: for a label of 0 and 1, positive = 1 and negative = 0.",
+                *('positive = "FILL IN"', 'negative = "FILL IN"'),
+                "# Or several classes, in the order of the scores:",
+                '# classes = ["FILL IN", "FILL IN"]',
+                "# Or a number to predict:",
+                *('# lower = "FILL IN"', '# upper = "FILL IN"'),
+            ],
+        ),
+        (
+            WHOLE,
+            between(0, 1),
+            [
+                *("positive = 1", "negative = 0"),
+                *("# Or a number to predict:", "# lower = 0", "# upper = 1"),
+            ],
+        ),
+        (WHOLE, between(0, 3), ["classes = [0, 1, 2, 3]", "# Or a number to predict:", "# lower = 0"]),
+        (
+            WHOLE,
+            between(0, 50),
+            ["lower = 0", "upper = 50", "# Or, if its values are two classes, or several:"],
+        ),
+        (NUMBER, Facts(), ['lower = "FILL IN"', 'upper = "FILL IN"']),
         (ColumnType("date", "date"), DATES, ["lower = 2000-01-01", "upper = 2020-12-31"]),
     ],
     ids=str,
@@ -278,6 +305,34 @@ def test_views_and_row_security() -> None:
     assert "# definition_is_public = true" in spec_template(catalog(column, kind="v"))
     assert "row-level security" in spec_template(catalog(column, row_security=True))
     assert "definition_is_public" not in spec_template(catalog(column))
+
+
+def test_many_alike_columns_share_their_bounds(tmp_path: Path) -> None:
+    """Those of the most frequent type, but for what constraints or the type say otherwise."""
+    whole = [CatalogColumn(f"w{i}", WHOLE) for i in range(12)]
+    few = [CatalogColumn(f"n{i}", NUMBER) for i in range(3)]
+    own = [
+        CatalogColumn("age", WHOLE, facts=between(0, 120)),
+        CatalogColumn("mood", TEXT, facts=Facts(levels=("a", "b"))),
+    ]
+    key = CatalogColumn("patient_id", WHOLE)
+    text = spec_template(catalog(CatalogColumn("y", WHOLE), *whole, *few, *own, key), "y")
+    section = text.index("[defaults]")
+    assert len(re.findall('^[a-z]+ = "FILL IN"', text[section:], re.MULTILINE)) == 2 + 2 * len(few)
+    assert "the 12 columns of type integer below" in " ".join(text.replace("#", "").split())
+    with pytest.raises(SpecError, match=r"defaults\.lower, defaults\.upper"):
+        load(text, tmp_path)
+    for bound in ("lower = -1", "upper = 1"):
+        text = text.replace(f'\n{bound.split()[0]} = "FILL IN"', f"\n{bound}")
+    text = text.replace('positive = "FILL IN"', "positive = 1", 1).replace(
+        'negative = "FILL IN"', "negative = 0", 1
+    )
+    columns = {column.name: column for column in load(text, tmp_path).columns}
+    assert all(columns[column.name] == Column(column.name, -1, 1) for column in (*whole, *few))
+    assert columns["age"] == Column("age", 0, 120)
+    assert columns["mood"] == Column("mood", levels=("a", "b"))
+    assert "patient_id" not in columns
+    assert "[defaults]" not in spec_template(catalog(CatalogColumn("y", WHOLE), *few, *own), "y")
 
 
 # Advice
@@ -350,6 +405,27 @@ def test_advice(check: TableCheck, said: str) -> None:
     text = " ".join(check_text(check).split())
     assert said in text
     assert "->" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (("0", "1"), "did you mean positive = 1 and negative = 0"),
+        (("false", "true"), "did you mean positive = true and negative = false"),
+        (("-1", "0", "1"), "3 whole values only: did you mean classes = [-1, 0, 1]"),
+        (("0.5", "1", "1.5"), None),
+        ((), None),
+    ],
+    ids=str,
+)
+def test_a_number_to_predict_of_few_values_may_be_a_class(values: tuple[str, ...], said: str | None) -> None:
+    data = DataSpec("people", Label("y", lower=0, upper=1), DATA.columns)
+    label = ValueCheck("y", "integer", few_values=tuple(ValueCount(value, 25) for value in values))
+    lines = advice(checked(label=label, data=data)).get("y", [])
+    assert (said is None) == (lines == [])
+    assert said is None or said in lines[0]
+    rows_alone = replace(label, few_values=tuple(ValueCount(value, 1) for value in values))
+    assert advice(checked(label=rows_alone, data=data)) == {}
 
 
 def test_every_other_value_is_a_class() -> None:

@@ -422,3 +422,59 @@ def test_names_with_dots_need_quotes(columns: str, name: str) -> None:
             f'table = "iris"\nlabel.column = "y"\nlabel.positive = 1\n{columns}\n', "iris.toml"
         )
     assert f"quote names with dots: {name}" in str(refusal.value)
+
+
+DEFAULTS = """
+table = "people"
+label = {column = "income", positive = 1}
+[defaults]
+lower = -1
+upper = 1
+scale = "zero_based"
+[columns]
+a = {}
+b = {upper = 5}
+c = {levels = ["x", "y"]}
+d = {scale = "center", lower = 0, upper = 2}
+e = {centered = false, levels = ["x"]}
+"""
+
+
+def test_columns_take_from_defaults_what_they_do_not_say() -> None:
+    assert DataSpec.from_text(DEFAULTS, "spec").columns == (
+        Column("a", -1, 1, "zero_based"),
+        Column("b", -1, 5, "zero_based"),
+        Column("c", levels=("x", "y")),
+        Column("d", 0, 2),
+        Column("e", levels=("x",), centered=False),
+    )
+
+
+def test_default_levels_are_for_columns_without_bounds() -> None:
+    text = DEFAULTS.replace('lower = -1\nupper = 1\nscale = "zero_based"', 'levels = ["no", "yes"]', 1)
+    text = text.replace("b = {upper = 5}", "b = {lower = 0, upper = 5}")
+    columns = DataSpec.from_text(text, "spec").columns
+    assert columns[:3] == (
+        Column("a", levels=("no", "yes")),
+        Column("b", 0, 5),
+        Column("c", levels=("x", "y")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("upper = 1\n", "upper = 1\nlength = 3\n"), r"\[defaults\]: unknown key 'length'; known are lower"),
+        (("upper = 1\n", 'upper = 1\nlevels = ["x"]\n'), "column a: give levels .* or bounds"),
+        (("upper = 1\n", "upper = -2\n"), "column a: lower must be below upper"),
+        (("[defaults]\nlower = -1\n", "[defaults]\n"), "column a: give both lower and upper"),
+        (('[defaults]\nlower = -1\nupper = 1\nscale = "zero_based"', "defaults = 3"), "must be a table"),
+    ],
+)
+def test_bad_defaults_are_refused_by_name(change: tuple[str, str], words: str) -> None:
+    text = DEFAULTS.replace(*change)
+    assert text != DEFAULTS
+    if "defaults = 3" in text:
+        text = "defaults = 3\n" + text.replace("defaults = 3\n", "")
+    with pytest.raises(SpecError, match=words):
+        DataSpec.from_text(text, "spec")

@@ -22,7 +22,7 @@ def test_without_privacy_is_the_minimiser(database: str, connection: psycopg.Con
         connection.execute(f"DELETE FROM {table} WHERE ctid > '(20,0)'".encode())
     server: Any = SimpleNamespace(dsn=database)
     found = demo.run_demo(server, 1.0, lambda: nullcontext(None))
-    methods = dict(connection.execute("SELECT name, method FROM dpml.models").fetchall())
-    assert methods[demo.PLAIN_MODEL] == "lbfgs"
+    methods = connection.execute("SELECT name, method FROM dpml.models").fetchall()
+    assert (demo.PLAIN_MODEL, "lbfgs") in methods
     assert found.plain.n_rows == found.private.n_rows > 100
     assert "without privacy" in found.text

@@ -17,7 +17,7 @@ import pg_dpml
 from anytable import PRIVACY, TRAINING
 from pg_dpml.cli import app
 from pg_dpml.spec import Column, DataSpec, Label
-from pg_dpml.tables.advice import OWNER_ONLY
+from pg_dpml.tables.advice import OWNER_ONLY, advice
 from pg_dpml.tables.checks import TableCheck, ValueCheck, ValueCount, check_table
 from pg_dpml.tables.inspection import inspect_table
 from pg_dpml.tables.template import spec_template
@@ -161,6 +161,63 @@ def test_check_of_other_labels(database: str, task: str) -> None:
     else:
         assert (label.nulls, label.nan, label.infinite) == (2, 1, 1)
         assert label.above >= 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "said"),
+    [
+        ("int", "g % 2", "two values only, 0 and 1: did you mean positive = 1 and negative = 0"),
+        ("numeric(3,1)", "1 + g % 2", "two values only, 1 and 2: did you mean positive = 2 and negative = 1"),
+        ("boolean", "g % 2 = 0", "two values only, false and true: did you mean positive = true"),
+        ("real", "g % 4", "4 whole values only: did you mean classes = [0, 1, 2, 3]"),
+        (
+            "float8",
+            "CASE WHEN g = 1 THEN float8 'NaN' WHEN g = 2 THEN NULL ELSE g % 2 END",
+            "two values only, 0 and 1",
+        ),
+        ("int", "g", None),
+        ("float8", "0.5 + g % 4", None),
+        ("date", "date '2000-01-01' + g % 2", None),
+    ],
+)
+def test_a_number_to_predict_that_looks_like_a_class(
+    connection: psycopg.Connection, database: str, type_: str, values: str, said: str | None
+) -> None:
+    connection.execute(
+        f"CREATE TABLE few AS SELECT g AS x, ({values})::{type_} AS y FROM generate_series(1, 40) g".encode()
+    )
+    bounds = (date(1999, 1, 1), date(2001, 1, 1)) if type_ == "date" else (0, 50)
+    data = DataSpec("few", Label("y", lower=bounds[0], upper=bounds[1]), (Column("x", 0, 50),))
+    lines = " ".join(advice(check_table(database, data)).get("y", []))
+    assert said in lines if said else "did you mean" not in lines
+    connection.execute("DROP TABLE few")
+
+
+def test_many_alike_columns_need_their_bounds_once(
+    connection: psycopg.Connection, database: str, tmp_path: Path
+) -> None:
+    """A table of 31 columns of -1, 0 and 1 and a label of 0 and 1: four places to fill in."""
+    listed = ", ".join(f"(g % {i + 2} % 3 - 1)::smallint AS v{i}" for i in range(31))
+    connection.execute(
+        f"CREATE TABLE sites AS SELECT {listed}, g % 2 AS phishing FROM generate_series(1, 60) g".encode()
+    )
+    text = cli("inspect", "sites", "--label", "phishing", "--dsn", database)
+    places = [line for line in text.splitlines() if '"FILL IN"' in line and not line.startswith("#")]
+    assert places == [
+        'positive = "FILL IN"',
+        'negative = "FILL IN"',
+        'lower = "FILL IN"',
+        'upper = "FILL IN"',
+    ]
+    assert text.index("positive = 1 and negative = 0") < text.index("lower =")
+    for place, value in zip(places, (1, 0, -1, 1), strict=True):
+        text = text.replace(f"\n{place}", "\n" + place.replace('"FILL IN"', str(value)), 1)
+    path = tmp_path / "sites.toml"
+    path.write_text(text, encoding="utf-8")
+    data = DataSpec.from_toml(path)
+    assert data.columns == tuple(Column(f"v{i}", -1, 1) for i in range(31))
+    pg_dpml.train(database, data, PRIVACY, TRAINING, name="sites")
+    connection.execute("DELETE FROM dpml.models; DROP TABLE sites")
 
 
 TYPES = """

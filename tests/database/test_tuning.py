@@ -25,6 +25,7 @@ from pg_dpml.methods.job import Job, Result
 from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import resolution, selection
 from pg_dpml.rows import PackedRows, count_units, repack, resolve
+from pg_dpml.tables.measuring import LeftOut, ValueCount
 from pg_dpml.train import plan_problem, problem_of
 from sqltools import scalar
 
@@ -468,6 +469,23 @@ def test_tuning_on_a_public_table_is_free(database: str, connection: psycopg.Con
     (entry,) = ledger(connection)
     assert entry[1:4] == ("public.people", "m", "bolt-on")
     assert result.trained.model.training["tuning"]["public_table"] == "public.known"
+    connection.execute("DROP TABLE known")
+
+
+def test_rows_left_out_of_public_scores_are_told(database: str, connection: psycopg.Connection) -> None:
+    """They count as no error, whatever a candidate does."""
+    create_people(connection, make_people(400, seed=8), "known")
+    connection.execute(
+        "UPDATE known SET rich = 'Yes.' WHERE id < 90; UPDATE known SET rich = NULL WHERE id > 380"
+    )
+    result = pg_dpml.tune(database, people.spec(), SURE, GRID, name="m", public_table="known")
+    assert result.public is not None
+    assert result.public.left_out == LeftOut(19, 90, (ValueCount("Yes.", 90),))
+    words = (
+        "109 rows are in no figure: 19 whose label is NULL and 90 whose label is not declared ('Yes.' 90)."
+    )
+    assert words in " ".join(report.tuning_text(result).split())
+    assert report.tuning_record(result)["public"]["left_out"]["undeclared"] == 90
     connection.execute("DROP TABLE known")
 
 

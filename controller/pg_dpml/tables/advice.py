@@ -23,6 +23,8 @@ _CAUTION = (
 _MOSTLY = 0.9
 _MANY = 0.5
 _FEW = 0.01
+_REPEATED = 3
+"""Rows a value, on average, from which few values are no accident."""
 
 
 def advice(check: TableCheck) -> dict[str, list[str]]:
@@ -89,6 +91,7 @@ def _label_advice(check: TableCheck) -> Iterator[str]:
             yield "every row has the same value: nothing to learn"
         if label.below + label.above > _FEW * n_rows:
             yield "many values are outside the bounds: another unit?"
+        yield from _class_advice(label)
         return
     sizes = _class_sizes(check)
     total = sum(sizes.values())
@@ -99,6 +102,23 @@ def _label_advice(check: TableCheck) -> Iterator[str]:
         yield f"no row is of class {', '.join(empty)}"
     elif total and min(sizes.values()) < _FEW * total:
         yield "one class is rare: a model that never names it will seem accurate, so look at both classes"
+
+
+def _class_advice(label: ValueCheck) -> Iterator[str]:
+    """Where a number to predict is rather a class."""
+    values = [value.value for value in label.few_values]
+    if sum(value.rows for value in label.few_values) < _REPEATED * len(values):
+        return
+    if len(values) == 2:
+        yield (
+            f"two values only, {values[0]} and {values[1]}: did you mean positive = {values[1]} and "
+            f"negative = {values[0]}, for two classes, in place of lower and upper?"
+        )
+    elif len(values) > 2 and all(value.removeprefix("-").isdecimal() for value in values):
+        yield (
+            f"{len(values)} whole values only: did you mean classes = [{', '.join(values)}] in place of "
+            "lower and upper?"
+        )
 
 
 def _has_other_class(data: DataSpec) -> bool:

@@ -26,6 +26,8 @@ Progress = Callable[[str, int, int], None]
 """Called with "check", the queries done and the queries in all."""
 
 _PEOPLE_CHECKED = 3
+_FEW_VALUES = 10
+"""Different values of a label that are rather classes than a quantity."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class ValueCheck:
     wrong_length : int
         Arrays of another length.
     null_elements, outside_elements : int
-        Arrays of the right length with an element outside the bounds; else with one that is NULL or
-        NaN, which counts as nothing.
+        Arrays of the right length with an element outside the bounds, or where there are none, an
+        infinite one; else with one that is NULL or NaN, which counts as nothing.
     constant : bool
         No two values differ once they are moved into the bounds.
     levels : tuple of ValueCount or None
@@ -58,6 +60,8 @@ class ValueCheck:
         Values that are not declared.
     unknown_values : tuple of ValueCount
         The most frequent of them.
+    few_values : tuple of ValueCount
+        Of a number to predict: its different values, if they are at most ten.
     """
 
     name: str
@@ -78,6 +82,7 @@ class ValueCheck:
     levels: tuple[ValueCount, ...] | None = None
     unknown: int = 0
     unknown_values: tuple[ValueCount, ...] = ()
+    few_values: tuple[ValueCount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,10 @@ def check_table(
             for done, group in enumerate(groups):
                 report("check", done, len(groups) + len(people))
                 found |= _measure(session, resolved, group, n_rows)
+            if label.entry["kind"] == "numeric" and label.type.kind in ("number", "boolean"):
+                found[label.name]["few_values"] = measuring.count_values(
+                    session, resolved, label, _FEW_VALUES
+                )
             for done, column in enumerate(people, len(groups)):
                 report("check", done, len(groups) + len(people))
                 counts = measuring.count_units(session, resolved, column, data.max_rows_per_unit)

@@ -8,6 +8,7 @@ owner of the rows alone.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
     "count_numbers",
     "count_undeclared",
     "count_units",
+    "count_values",
     "label_field",
 ]
 
@@ -136,6 +138,26 @@ def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> 
     }
 
 
+def count_values(session: Session, source: Source, field: Field, most: int) -> tuple[ValueCount, ...]:
+    """The different numbers that a column has, in their order; empty where they are more than `most`."""
+    rows = session.fetch(
+        sql.SQL("SELECT c.value, pg_catalog.count(*) FROM (SELECT {} AS value ").format(_read(field))
+        + from_clause(source)
+        + sql.SQL(" OFFSET 0) AS c WHERE c.value < {} GROUP BY 1 LIMIT {}").format(
+            _literal(math.inf), sql.Literal(most + 1)
+        )
+    )
+    if len(rows) > most:
+        return ()
+    return tuple(ValueCount(_number_text(value, field), int(count)) for value, count in sorted(rows))
+
+
+def _number_text(value: float, field: Field) -> str:
+    if field.type.kind == "boolean":
+        return "true" if value else "false"
+    return f"{value:.0f}" if value.is_integer() else repr(value)
+
+
 def _read(field: Field) -> sql.Composed:
     """What the encoder reads: a float8, or an array of them with NULL for what it leaves out."""
     if field.entry["kind"] == "array":
@@ -211,16 +233,18 @@ def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) 
         "nulls": _count(sql.SQL("NOT {}").format(given)),
         "wrong_length": _count(sql.SQL("{} AND {} IS NULL").format(given, value)),
     }
-    if entry["lower"] is not None and entry["upper"] is not None:
-        # NULL if an element is NULL and no other is outside.
-        inside = sql.SQL("({lower} <= ALL ({v}) AND {upper} >= ALL ({v}))").format(
-            lower=_literal(entry["lower"]), upper=_literal(entry["upper"]), v=value
-        )
-        measures |= {
-            "null_elements": _count(sql.SQL("{} IS NOT NULL AND {} IS NULL").format(value, inside)),
-            "outside_elements": _count(sql.SQL("{} IS NOT NULL AND NOT {}").format(value, inside)),
-        }
-    return measures
+    lower, upper = (
+        end if entry[key] is None else entry[key]
+        for key, end in (("lower", -sys.float_info.max), ("upper", sys.float_info.max))
+    )
+    # NULL if an element is NULL and no other is outside.
+    inside = sql.SQL("({lower} <= ALL ({v}) AND {upper} >= ALL ({v}))").format(
+        lower=_literal(lower), upper=_literal(upper), v=value
+    )
+    return measures | {
+        "null_elements": _count(sql.SQL("{} IS NOT NULL AND {} IS NULL").format(value, inside)),
+        "outside_elements": _count(sql.SQL("{} IS NOT NULL AND NOT {}").format(value, inside)),
+    }
 
 
 # Levels
@@ -253,7 +277,8 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
             "pg_catalog.unnest(u.x) WITH ORDINALITY AS e(feature, place) "
             "WHERE e.feature > 0::float4) AS level "
             "FROM (SELECT GROUPING({listed}) AS grouped, coalesce({texts}) AS value, "
-            "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block FROM (SELECT {read} "
+            "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block "
+            "FROM (SELECT {read} "
         ).format(
             read=sql.SQL(", ").join(read),
             characters=sql.Literal(SHOWN_CHARACTERS),
@@ -356,7 +381,8 @@ def count_undeclared(
             "pg_catalog.row_number() OVER (alike ORDER BY v.rows DESC, v.value) AS place, "
             "pg_catalog.sum(v.rows) OVER alike AS rows_alike "
             "FROM (SELECT {text} AS value, pg_catalog.count(*) AS rows FROM (SELECT {label} AS label "
-            "FROM {table} AS t WHERE {condition} OFFSET 0) AS c GROUP BY c.label) AS v WINDOW alike AS (PARTITION BY v.value IS NULL)) AS g "
+            "FROM {table} AS t WHERE {condition} OFFSET 0) AS c GROUP BY c.label) AS v "
+            "WINDOW alike AS (PARTITION BY v.value IS NULL)) AS g "
             "WHERE g.place <= {shown} ORDER BY g.place"
         ).format(
             characters=sql.Literal(SHOWN_CHARACTERS),

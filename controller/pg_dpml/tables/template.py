@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from pg_dpml.database import ColumnType
@@ -51,6 +51,15 @@ _ROW_SECURITY = (
     "This table has row-level security, so its rows depend on who asks: dpml refuses it. Name a copy.",
 )
 
+_DEFAULTS = (
+    "Public bounds of the {count} columns of type {type} below whose constraints say none. Do they mean the "
+    "same in all of these columns? Where not, give a column bounds of its own.",
+)
+_ALIKE = 10
+"""Columns of one type without bounds that make a template write [defaults]."""
+_FEW_VALUES = 10
+"""Whole numbers that are rather classes than a quantity."""
+
 _PRECISION = re.compile(r"numeric\((\d+),(\d+)\)")
 _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
 
@@ -78,9 +87,14 @@ def spec_template(table: CatalogTable, label: str | None = None) -> str:
     if table.source.kind in "vmf":
         lines += ["", *_comment(*_VIEW), "# definition_is_public = true"]
     lines += ["", *_unit_lines(table), "", *_label_lines(table, label)]
+    alike = _alike(table, label)
+    if alike:
+        words = [text.format(count=len(alike), type=alike[0].type.name) for text in _DEFAULTS]
+        open_ = [f"{key} = {toml_text(FILL_IN)}" for key in ("lower", "upper")]
+        lines += ["", "[defaults]", *_comment(*words), *open_]
     for column in table.columns.values():
         if column.name != label:
-            lines += ["", *_column_lines(column)]
+            lines += ["", *_column_lines(column, by_default=column in alike)]
     return "\n".join(lines) + "\n"
 
 
@@ -116,21 +130,61 @@ def _label_values(column: CatalogColumn) -> list[str]:
         raise SpecError(f"label {shown(column.name)}: type {visible(column.type.name)} cannot be predicted")
     if kind == "boolean":
         return ["positive = true"]
-    if levels is not None and len(levels) == 2:
+    if levels is not None and len(levels) > 1:
+        return _class_lines(levels)
+    if kind not in ("number", *MOMENTS):
+        return [f"positive = {toml_text(FILL_IN)}", f"# negative = {toml_text(FILL_IN)}"]
+    bounds = _bound_lines(column)
+    if (few := _whole_range(column)) is not None:
+        return [*_class_lines(few), *_instead("Or a number to predict:", bounds)]
+    several = [f"classes = [{toml_text(FILL_IN)}, {toml_text(FILL_IN)}]"]
+    two = [f"{key} = {toml_text(FILL_IN)}" for key in ("positive", "negative")]
+    if column.type.whole and any(FILL_IN in line for line in bounds):
+        return [
+            *_comment("Two classes: for a label of 0 and 1, positive = 1 and negative = 0."),
+            *two,
+            *_instead("Or several classes, in the order of the scores:", several),
+            *_instead("Or a number to predict:", bounds),
+        ]
+    return [*bounds, *_instead("Or, if its values are two classes, or several:", [*two, *several])]
+
+
+def _class_lines(levels: Sequence[Decimal | str]) -> list[str]:
+    if len(levels) == 2:
         return [f"positive = {_value(levels[1])}", f"negative = {_value(levels[0])}"]
-    if levels is not None and len(levels) > 2:
-        return [f"classes = {_array(map(_value, levels))}"]
-    if kind in ("number", *MOMENTS):
-        other = (
-            f"# classes = [{toml_text(FILL_IN)}, {toml_text(FILL_IN)}]   # instead, if its values are classes"
-        )
-        return [*_bound_lines(column), other]
-    return [f"positive = {toml_text(FILL_IN)}", f"# negative = {toml_text(FILL_IN)}"]
+    return [f"classes = {_array(map(_value, levels))}"]
 
 
-def _column_lines(column: CatalogColumn) -> list[str]:
+def _instead(words: str, lines: Sequence[str]) -> list[str]:
+    """Another way to say it, as comments."""
+    return [*_comment(words), *(f"# {line}" for line in lines)]
+
+
+def _whole_range(column: CatalogColumn) -> tuple[Decimal | str, ...] | None:
+    """The whole numbers that constraints leave, if they are few."""
+    lower, upper = _inner_bounds(column)
+    if not column.type.whole or not isinstance(lower, Decimal) or not isinstance(upper, Decimal):
+        return None
+    if not 0 < upper - lower < _FEW_VALUES:
+        return None
+    return tuple(Decimal(value) for value in range(int(lower), int(upper) + 1))
+
+
+def _alike(table: CatalogTable, label: str | None) -> list[CatalogColumn]:
+    """The features of the type that most numbers without bounds have, if they are many."""
+    groups: dict[str, list[CatalogColumn]] = {}
+    for column in table.columns.values():
+        usable = column.name != label and column.type.kind == "number" and _reason_against(column) is None
+        if usable and column.facts.levels is None and _inner_bounds(column) == (None, None):
+            groups.setdefault(column.type.name, []).append(column)
+    most = max(groups.values(), key=len, default=[])
+    return most if len(most) >= _ALIKE else []
+
+
+def _column_lines(column: CatalogColumn, *, by_default: bool) -> list[str]:
     """The section of a feature; as comments where it should not be one, or cannot."""
-    lines = [f"[columns.{toml_key(column.name)}]", *_description(column), *_encoding_lines(column)]
+    encoding = ["# lower and upper: [defaults]"] if by_default else _encoding_lines(column)
+    lines = [f"[columns.{toml_key(column.name)}]", *_description(column), *encoding]
     reason = _reason_against(column)
     if reason is None:
         return lines
@@ -183,11 +237,17 @@ def _encoding_lines(column: CatalogColumn) -> list[str]:
     return [*lines, *_bound_lines(column)]
 
 
-def _bound_lines(column: CatalogColumn) -> list[str]:
+def _inner_bounds(column: CatalogColumn) -> tuple[Decimal | str | None, Decimal | str | None]:
+    """The least and the largest value that constraints allow, where they say so and leave a range."""
     lower = _inner(column.facts.lower, column.type, ROUND_FLOOR, 1)
     upper = _inner(column.facts.upper, column.type, ROUND_CEILING, -1)
     if isinstance(lower, Decimal) and isinstance(upper, Decimal) and not lower < upper:
-        lower = upper = None
+        return None, None
+    return lower, upper
+
+
+def _bound_lines(column: CatalogColumn) -> list[str]:
+    lower, upper = _inner_bounds(column)
     kind = column.type.element or column.type.kind
     example = {"date": "   # such as 2000-12-31", "number": ""}.get(kind, "   # such as 2000-12-31T23:59:59")
     return [
