@@ -95,11 +95,18 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
     return (
         f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy: whatever else an attacker "
         f"knows, the released model changes the odds of any claim about one row by at most a factor "
-        f"e^{guarantee.epsilon:g} = {math.exp(min(guarantee.epsilon, 700.0)):.3g}, except with probability "
+        f"e^{guarantee.epsilon:g} = {_factor_text(guarantee.epsilon)}, except with probability "
         f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {guarantee.relation.meaning}."
         f"{unit_text(guarantee)} "
         "Public: the table's and columns' names, bounds, levels, the number of rows, the training settings."
     )
+
+
+def _factor_text(epsilon: float) -> str:
+    """e^epsilon, which is never exactly 1."""
+    if epsilon < 0.01:
+        return f"1 + {math.expm1(epsilon):.3g}"
+    return f"{math.exp(min(epsilon, 700.0)):.3g}"
 
 
 def plan_record(
