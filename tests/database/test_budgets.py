@@ -1152,7 +1152,9 @@ def test_a_plan_says_what_it_would_cost(dpml: Dpml, database: str, tmp_path: Pat
         "breach": None,
     }
     assert (found[1]["fits"], found[1]["breach"]) == (False, None)
-    text = " ".join(dpml(*plan, "0.5").stdout.split())
+    done = dpml(*plan, "0.5")
+    assert done.exit_code == 0, done.stderr + repr(done.exception)
+    text = " ".join(done.stdout.split())
     assert (
         "Budget census: the run costs epsilon = 0.5 and delta = 1e-06; left: epsilon = 0.4 and "
         "delta = 1e-05; the run would be refused" in text
