@@ -165,9 +165,11 @@ CREATE TABLE dpml.budgets (
 	min_delta numeric NOT NULL CHECK (min_delta >= 0),
 	max_delta numeric NOT NULL CHECK (max_delta >= min_delta AND max_delta < 1),
 	loss_limit numeric NOT NULL,
-	delta_limit numeric NOT NULL
+	delta_limit numeric NOT NULL,
+	shared boolean NOT NULL DEFAULT false
 );
-COMMENT ON TABLE dpml.budgets IS 'what all runs on a data set together may spend, fixed when the budget is opened';
+COMMENT ON TABLE dpml.budgets IS
+'what all runs on a data set together may spend, fixed when the budget is opened; one that nothing was charged to can be opened again';
 COMMENT ON COLUMN dpml.budgets.dataset IS 'name of the data set, whatever its tables are called';
 COMMENT ON COLUMN dpml.budgets.opened_at IS 'start of the transaction that opened the budget';
 COMMENT ON COLUMN dpml.budgets.opened_by IS 'role that opened the budget';
@@ -182,6 +184,8 @@ COMMENT ON COLUMN dpml.budgets.min_delta IS 'least delta of one run''s own guara
 COMMENT ON COLUMN dpml.budgets.max_delta IS 'largest delta of one run''s own guarantee';
 COMMENT ON COLUMN dpml.budgets.loss_limit IS 'most that the losses of the entries may add up to: epsilon, rho or mu^2';
 COMMENT ON COLUMN dpml.budgets.delta_limit IS 'most that the deltas of the entries may add up to';
+COMMENT ON COLUMN dpml.budgets.shared IS
+'whether its tables may be in an earlier budget too, which opened_by, a superuser then, allowed';
 
 CREATE TABLE dpml.budget_entries (
 	dataset text REFERENCES dpml.budgets (dataset),
@@ -192,19 +196,74 @@ CREATE TABLE dpml.budget_entries (
 	charge bigint UNIQUE REFERENCES dpml.ledger (id),
 	loss numeric NOT NULL CHECK (loss >= 0),
 	delta numeric NOT NULL CHECK (delta >= 0),
+	terms jsonb CHECK (charge IS NULL OR terms IS NULL),
 	-- Two sessions that both found so many entries cannot both add the next one, whatever they have locked.
 	PRIMARY KEY (dataset, turn),
 	UNIQUE (dataset, request)
 );
-COMMENT ON TABLE dpml.budget_entries IS 'what was taken out of budgets, and when they were closed';
+COMMENT ON TABLE dpml.budget_entries IS
+'what was taken out of budgets, when they were closed, and when they were opened again';
 COMMENT ON COLUMN dpml.budget_entries.dataset IS 'the budget';
 COMMENT ON COLUMN dpml.budget_entries.turn IS 'number of the entry, from 1';
 COMMENT ON COLUMN dpml.budget_entries.entered_at IS 'start of the transaction that made the entry';
 COMMENT ON COLUMN dpml.budget_entries.entered_by IS 'role that made the entry';
 COMMENT ON COLUMN dpml.budget_entries.request IS 'name of the request, which is charged once however often it is sent';
-COMMENT ON COLUMN dpml.budget_entries.charge IS 'the charge in dpml.ledger; null: the budget was closed';
+COMMENT ON COLUMN dpml.budget_entries.charge IS
+'the charge in dpml.ledger; null: the budget was closed, or opened again';
 COMMENT ON COLUMN dpml.budget_entries.loss IS 'cost by the rule of the budget: epsilon, rho or mu^2';
 COMMENT ON COLUMN dpml.budget_entries.delta IS 'delta that the cost leaves to be added';
+COMMENT ON COLUMN dpml.budget_entries.terms IS
+'where the budget was opened again: its row of dpml.budgets until then; null: a charge, or the end of the budget';
+
+-- Which tables a budget is for, by what no rename changes. It is in no dump, as the numbers of another database mean
+-- nothing: there the names that dpml.budgets and dpml.ledger have go on counting.
+CREATE TABLE dpml.budget_relations (
+	dataset text REFERENCES dpml.budgets (dataset),
+	opened_at timestamptz,
+	relation oid,
+	listed boolean NOT NULL,
+	PRIMARY KEY (relation, dataset, opened_at)
+);
+COMMENT ON TABLE dpml.budget_relations IS 'tables that runs of a budget read, themselves or below a view';
+COMMENT ON COLUMN dpml.budget_relations.dataset IS 'the budget';
+COMMENT ON COLUMN dpml.budget_relations.opened_at IS
+'when it was opened: another time than in dpml.budgets if it was opened again since, for other tables';
+COMMENT ON COLUMN dpml.budget_relations.relation IS 'the table, by its number in pg_class';
+COMMENT ON COLUMN dpml.budget_relations.listed IS
+'whether the budget was opened for it, so that its runs need not name the data set';
+
+-- Who adds a table to a budget changes this row first: others wait, and then see it; an older snapshot fails.
+CREATE TABLE dpml.budget_turn (turn bigint NOT NULL);
+COMMENT ON TABLE dpml.budget_turn IS 'one row, which makes tables come into budgets one after the other';
+COMMENT ON COLUMN dpml.budget_turn.turn IS 'how many did';
+INSERT INTO dpml.budget_turn VALUES (0);
+
+CREATE FUNCTION dpml.budgets_on(relations oid[]) RETURNS TABLE (dataset text, listed boolean, unused boolean)
+	LANGUAGE sql STABLE PARALLEL SAFE
+BEGIN ATOMIC
+	-- The rows of a partition or child are rows of its parents.
+	WITH RECURSIVE part AS (
+		SELECT pg_catalog.unnest(budgets_on.relations) AS relation
+		UNION SELECT i.inhparent FROM part JOIN pg_catalog.pg_inherits i ON i.inhrelid = part.relation
+	), named AS (
+		SELECT n.nspname || '.' || c.relname AS name
+		FROM part JOIN pg_catalog.pg_class c ON c.oid = part.relation
+		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't'
+	)
+	SELECT b.dataset, coalesce(r.listed, false) OR EXISTS (SELECT FROM named WHERE named.name = ANY (b.tables)),
+		EXISTS (SELECT FROM dpml.budget_entries e WHERE e.dataset = b.dataset)
+		AND NOT EXISTS (SELECT FROM dpml.budget_entries e WHERE e.dataset = b.dataset AND e.charge IS NOT NULL)
+		AND (SELECT e.terms IS NULL FROM dpml.budget_entries e WHERE e.dataset = b.dataset ORDER BY e.turn DESC LIMIT 1)
+	FROM dpml.budgets b, LATERAL (
+		SELECT pg_catalog.bool_or(r.listed) AS listed FROM dpml.budget_relations r JOIN part ON part.relation = r.relation
+		WHERE r.dataset = b.dataset AND r.opened_at = b.opened_at) r
+	WHERE r.listed IS NOT NULL
+		OR EXISTS (SELECT FROM named WHERE named.name = ANY (b.tables))
+		OR EXISTS (SELECT FROM dpml.budget_entries e JOIN dpml.ledger l ON l.id = e.charge
+			JOIN named ON named.name = l.dataset WHERE e.dataset = b.dataset);
+END;
+COMMENT ON FUNCTION dpml.budgets_on(oid[]) IS
+'budgets that any of these tables is in: whether it is listed there, and whether they were closed before anything was charged';
 
 CREATE FUNCTION dpml.append_only() RETURNS trigger
 	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -214,6 +273,68 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dpml.append_only() IS 'trigger that refuses to change or remove what was spent';
+
+CREATE FUNCTION dpml.check_budget() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	IF NEW.shared AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) THEN
+		RAISE EXCEPTION 'role % may not open a second budget on a table: that takes a superuser', current_user
+			USING ERRCODE = 'insufficient_privilege';
+	END IF;
+	IF TG_OP = 'UPDATE' THEN
+		IF NEW.dataset <> OLD.dataset OR EXISTS (
+				SELECT FROM dpml.budget_entries e WHERE e.dataset = OLD.dataset AND e.charge IS NOT NULL) THEN
+			RAISE EXCEPTION '%.% is append-only', TG_TABLE_SCHEMA, TG_TABLE_NAME
+				USING ERRCODE = 'object_not_in_prerequisite_state',
+				HINT = 'Only a budget that nothing was charged to can be opened again.';
+		END IF;
+		NEW.opened_at := clock_timestamp();
+		NEW.opened_by := current_user;
+		-- As a charge does: one of an older snapshot, or a charge that this one does not see, has this number, too.
+		INSERT INTO dpml.budget_entries (dataset, turn, request, loss, delta, terms)
+			SELECT OLD.dataset, count(*) + 1, 'open ' || gen_random_uuid(), 0, 0, to_jsonb(OLD)
+			FROM dpml.budget_entries e WHERE e.dataset = OLD.dataset;
+	END IF;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.check_budget() IS
+'trigger that lets a budget change only while nothing was charged to it, and notes what it was';
+
+CREATE FUNCTION dpml.check_budget_entry() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	IF EXISTS (SELECT FROM dpml.budget_entries e
+			WHERE e.dataset = NEW.dataset AND e.turn < NEW.turn AND e.charge IS NOT NULL) THEN
+		RAISE EXCEPTION 'the budget of data set % was charged, and is not opened again', left(NEW.dataset, 200)
+			USING ERRCODE = 'object_not_in_prerequisite_state';
+	END IF;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.check_budget_entry() IS 'trigger that refuses to open a budget again that was charged';
+
+CREATE FUNCTION dpml.check_budget_relation() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+DECLARE
+	own dpml.budgets;
+	other text;
+BEGIN
+	UPDATE dpml.budget_turn SET turn = turn + 1;
+	SELECT * INTO STRICT own FROM dpml.budgets b WHERE b.dataset = NEW.dataset;
+	NEW.opened_at := own.opened_at;
+	SELECT o.dataset INTO other FROM dpml.budgets_on(ARRAY[NEW.relation]) o JOIN dpml.budgets b ON b.dataset = o.dataset
+		WHERE o.dataset <> NEW.dataset AND NOT o.unused
+		AND NOT own.shared AND NOT (b.shared AND b.opened_at > own.opened_at) ORDER BY 1 LIMIT 1;
+	IF FOUND THEN
+		RAISE EXCEPTION 'table % is in the budget of data set % already', NEW.relation::regclass, left(other, 200)
+			USING ERRCODE = 'object_not_in_prerequisite_state';
+	END IF;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.check_budget_relation() IS
+'trigger that keeps a table out of a second budget, unless that budget is shared';
 
 -- Members of an extension go with it unasked; a view that is none holds it, so that DROP EXTENSION needs CASCADE.
 -- The definer is whoever created the extension: those who charge need no right to create anything.
@@ -237,7 +358,17 @@ COMMENT ON FUNCTION dpml.hold_extension() IS 'trigger that makes DROP EXTENSION 
 
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.ledger
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
-CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budgets
+CREATE TRIGGER append_only BEFORE DELETE OR TRUNCATE ON dpml.budgets
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER check_budget BEFORE INSERT OR UPDATE ON dpml.budgets
+	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget();
+CREATE TRIGGER check_budget_entry BEFORE INSERT ON dpml.budget_entries
+	FOR EACH ROW WHEN (NEW.terms IS NOT NULL) EXECUTE FUNCTION dpml.check_budget_entry();
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_relations
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER check_budget_relation BEFORE INSERT ON dpml.budget_relations
+	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget_relation();
+CREATE TRIGGER append_only BEFORE INSERT OR DELETE OR TRUNCATE ON dpml.budget_turn
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_entries
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
@@ -787,7 +918,7 @@ WHEN 'requests' THEN
 'Models of tables that you may not read. Their owner registers a data set, which has a budget, and runs the service:
 dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
 Members of ROLE with dpml_analyst ask for models, and own them:
-SELECT name, role, spec, min_epsilon, max_epsilon, max_delta FROM dpml.datasets WHERE offered;
+SELECT name, role, spec, min_epsilon, max_epsilon, min_delta, max_delta FROM dpml.datasets WHERE offered;
 CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.3}, "training": {"method": "dp-gd"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
 CALL goes in autocommit mode only, and a request is seen once it is committed.
@@ -847,6 +978,10 @@ REVOKE ALL ON FUNCTION
 	dpml.poisson_steps(bytea, int4, float8),
 	dpml.unpack(bytea),
 	dpml.append_only(),
+	dpml.budgets_on(oid[]),
+	dpml.check_budget(),
+	dpml.check_budget_entry(),
+	dpml.check_budget_relation(),
 	dpml.hold_extension(),
 	dpml.carry_out_drop(),
 	dpml.check_request(),
@@ -855,7 +990,7 @@ REVOKE ALL ON FUNCTION
 	dpml.require_autocommit()
 FROM PUBLIC;
 REVOKE ALL ON PROCEDURE dpml.train(text, text, jsonb) FROM PUBLIC;
-REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.models, dpml.drops, dpml.datasets,
+REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.budget_relations, dpml.budget_turn, dpml.models, dpml.drops, dpml.datasets,
 	dpml.requests FROM PUBLIC;
 REVOKE ALL ON SCHEMA dpml_work FROM PUBLIC;
 GRANT USAGE ON SCHEMA dpml TO PUBLIC;
@@ -901,13 +1036,18 @@ BEGIN
 			dpml.unpack(bytea)
 		TO dpml_curator;
 		-- Who charged, when, and under which number is not the curator's to say.
-		GRANT SELECT ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries TO dpml_curator;
+		GRANT SELECT ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.budget_relations, dpml.budget_turn
+			TO dpml_curator;
+		GRANT EXECUTE ON FUNCTION dpml.budgets_on(oid[]) TO dpml_curator;
 		GRANT INSERT (dataset, rule, epsilon, delta, relation, unit, tables, min_epsilon, min_delta, max_delta,
-				loss_limit, delta_limit)
+				loss_limit, delta_limit, shared),
+			-- Also to lock the row while a charge is made; check_budget refuses the update of one that was charged.
+			UPDATE (rule, epsilon, delta, relation, unit, tables, min_epsilon, min_delta, max_delta,
+				loss_limit, delta_limit, shared)
 			ON TABLE dpml.budgets TO dpml_curator;
-		-- To lock the row while a charge is made; append_only refuses an update.
-		GRANT UPDATE (dataset) ON TABLE dpml.budgets TO dpml_curator;
-		GRANT INSERT (dataset, turn, request, charge, loss, delta) ON TABLE dpml.budget_entries TO dpml_curator;
+		GRANT INSERT (dataset, turn, request, charge, loss, delta, terms) ON TABLE dpml.budget_entries TO dpml_curator;
+		GRANT INSERT (dataset, relation, listed) ON TABLE dpml.budget_relations TO dpml_curator;
+		GRANT UPDATE (turn) ON TABLE dpml.budget_turn TO dpml_curator;
 		GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism)
 			ON TABLE dpml.ledger TO dpml_curator;
 		CREATE POLICY curator ON dpml.models TO dpml_curator USING (true);

@@ -31,7 +31,8 @@ def empty_registry(connection: psycopg.Connection) -> None:
     """Remove models, budgets and the ledger, as only a superuser can who switches triggers off."""
     connection.execute(
         "SET session_replication_role = replica; "
-        "TRUNCATE dpml.models, dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.datasets, dpml.requests; "
+        "TRUNCATE dpml.models, dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.datasets, dpml.requests, "
+        "dpml.budget_relations; "
         "RESET session_replication_role"
     )
 

@@ -515,7 +515,7 @@ class Session:
             )
             named = qualified[0][0] if len(qualified) == 1 else None
         self._looked_up += [] if named is None else [named]
-        found = self.fetch(_RELATION, {"named": named})
+        found = self.fetch(_RELATION, {"named": named, "views": ["v"]})
         shown = names.visible(table.strip()) if parts else names.shown(table)
         if (found and found[0][5]) or (not found and self._is_temporary_elsewhere({table, *parts[-1:]})):
             raise SpecError(
@@ -573,6 +573,24 @@ class Session:
         """The end of a message about a schema that does not exist; None if it does."""
         known = [name for (name,) in self.fetch(sql.SQL("SELECT nspname FROM pg_catalog.pg_namespace"))]
         return None if schema in known else names.did_you_mean(schema, known)
+
+    def relations_read(self, table: SourceTable) -> list[int]:
+        """Numbers of the tables and views whose rows a table or view shows, its own first.
+
+        Those below views and materialized views, inheritance children and partitions, and what functions
+        name that are written as SQL statements; not what functions hold as text, which no catalog tells.
+        """
+        rows = self.fetch(
+            _READ
+            + sql.SQL(
+                "SELECT DISTINCT c.oid <> %(named)s, c.oid FROM read r JOIN pg_catalog.pg_class c "
+                "ON c.tableoid = r.class AND c.oid = r.object WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') "
+                "AND c.relnamespace NOT IN ('pg_catalog'::pg_catalog.regnamespace, "
+                "'information_schema'::pg_catalog.regnamespace) ORDER BY 1, 2"
+            ),
+            {"named": table.oid, "views": ["v", "m"]},
+        )
+        return [oid for _, oid in rows]
 
     def new_table(self, name: str) -> sql.Identifier:
         """A new table's name, qualified: without a schema, by the one where the role creates tables.
@@ -741,7 +759,7 @@ _DEFINITIONS = sql.SQL(
 
 # A query runs functions of its views, and its planner those of indexes, statistics and constraints, with the
 # rights of who asks; RESET ROLE in them would bring back those that SET ROLE put aside.
-_RELATION = sql.SQL(
+_READ = sql.SQL(
     # All that is read or called, as the catalog has it; `named`: the table itself, or shown by it as a view.
     "WITH RECURSIVE read (class, object, named) AS ("
     "SELECT c.tableoid, c.oid, true FROM pg_catalog.pg_class c WHERE c.oid = %(named)s "
@@ -753,7 +771,8 @@ _RELATION = sql.SQL(
     "UNION ALL SELECT k.tableoid, k.oid, false "
     "FROM pg_catalog.pg_constraint k WHERE k.conrelid = r.object AND k.contype = 'c' "
     "UNION ALL SELECT w.tableoid, w.oid, r.named FROM pg_catalog.pg_rewrite w "
-    "JOIN pg_catalog.pg_class v ON v.oid = w.ev_class AND v.relkind = 'v' WHERE w.ev_class = r.object"
+    "JOIN pg_catalog.pg_class v ON v.oid = w.ev_class AND v.relkind = ANY (%(views)s) "
+    "WHERE w.ev_class = r.object"
     ") part WHERE r.class = 'pg_class'::regclass "
     "UNION ALL SELECT k.tableoid, k.oid, false "
     "FROM pg_catalog.pg_constraint k WHERE r.class = 'pg_type'::regclass AND k.contypid = r.object "
@@ -770,6 +789,8 @@ _RELATION = sql.SQL(
     "FROM pg_catalog.pg_amop m WHERE m.amopfamily = o.opcfamily"
     ") f (class, object) WHERE r.class = 'pg_opclass'::regclass AND o.oid = r.object"
     ") next) "
+)
+_RELATION = _READ + sql.SQL(
     "SELECT c.oid, n.nspname, c.relname, c.relkind::text, (SELECT pg_catalog.bool_or(t.relrowsecurity) "
     "FROM read r JOIN pg_catalog.pg_class t ON t.tableoid = r.class AND t.oid = r.object WHERE r.named), "
     "pg_catalog.pg_is_other_temp_schema(n.oid), lent.* "

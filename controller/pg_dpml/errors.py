@@ -77,7 +77,15 @@ class GuaranteeError(DpmlError):
 
 
 class ResolutionError(GuaranteeError):
-    """Refused because epsilon is so small that the noise would outgrow the precision of its sampler."""
+    """Refused because epsilon is so small that the noise would outgrow the precision of its sampler.
+
+    Attributes
+    ----------
+    least : float or None
+        The least epsilon that is not, where it was looked for.
+    """
+
+    least: float | None = None
 
 
 class RunFailedError(DpmlError):

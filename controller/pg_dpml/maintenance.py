@@ -333,7 +333,7 @@ def _statistics(session: Session) -> list[Check]:
         notes.append(
             "pg_stat_io shows every role how many blocks were read, and so the passes of a certified run, "
             f"which depend on its rows: such runs are allowed on {', '.join(certified)}, until "
-            "dpml dataset register --no-allow-certified"
+            "dpml dataset register DATASET SPEC --no-allow-certified"
         )
     found = (
         "they show other roles what depends on rows" if notes else "none known to show what depends on rows"

@@ -33,9 +33,11 @@ def posterior(prior: float, epsilon: float) -> float:
     return prior / (prior + (1.0 - prior) * math.exp(-epsilon))
 
 
-def odds_factor(epsilon: float) -> float:
-    """e^epsilon, the factor between the odds before and after, as a finite number."""
-    return math.exp(min(epsilon, 700.0))
+def odds_factor(epsilon: float) -> str:
+    """e^epsilon, the factor between the odds before and after; never exactly 1."""
+    if epsilon < 0.01:
+        return f"1 + {math.expm1(epsilon):.3g}"
+    return f"{math.exp(min(epsilon, 700.0)):.3g}"
 
 
 def share_text(value: float) -> str:

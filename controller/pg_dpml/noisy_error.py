@@ -14,7 +14,7 @@ from typing import Any
 from pg_dpml import budgets, registry
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, SourceTable, sql
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.figures import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Guarantee
@@ -179,7 +179,10 @@ def _plan(
         kind = choose_noise(budget, epsilon, delta, 1, privacy.relation).kind
         return mechanisms.calibrate_sum(units, epsilon, delta, kind)
 
-    noise = resolution.with_least_epsilon(noise_at, privacy.epsilon)
+    try:
+        noise = resolution.with_least_epsilon(noise_at, privacy.epsilon)
+    except ResolutionError as error:
+        raise budgets.refusal_of(session, table, dataset, error, _pricing(guarantee, noise_at)) from None
     release = _Release(model, table, n_rows, clip, guarantee, noise, noise_at)
     # Types and privileges are refused here, by a row of NULLs and by a query that reads no row.
     session.fetch(
@@ -227,12 +230,14 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
     return largest if clip is None else min(clip, largest)
 
 
+def _pricing(
+    guarantee: Guarantee, noise_at: Callable[[float], ReleaseNoise]
+) -> Callable[[float], budgets.Priced]:
+    """What such a release costs at another epsilon."""
+    return lambda epsilon: (replace(guarantee, epsilon=epsilon), gaussian_part(noise_at(epsilon)))
+
+
 def _charge(session: Session, release: _Release, dataset: str | None) -> budgets.Charged:
-    guarantee = release.guarantee
-
-    def at_epsilon(epsilon: float) -> budgets.Priced:
-        return replace(guarantee, epsilon=epsilon), gaussian_part(release.noise_at(epsilon))
-
     mechanism: dict[str, Any] = {
         "release": "errors" if release.clip is None else "clipped squared errors",
         "clip": release.clip,
@@ -240,9 +245,9 @@ def _charge(session: Session, release: _Release, dataset: str | None) -> budgets
     return budgets.charge(
         session,
         release.table,
-        guarantee,
+        release.guarantee,
         gaussian_part(release.noise),
-        at_epsilon=at_epsilon,
+        at_epsilon=_pricing(release.guarantee, release.noise_at),
         dataset=dataset,
         model=release.model.name,
         method="evaluate",

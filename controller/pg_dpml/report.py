@@ -99,7 +99,7 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
     return (
         f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy: whatever else an attacker "
         f"knows, the released model changes the odds of any claim about one row by at most a factor "
-        f"e^{guarantee.epsilon:g} = {odds_factor(guarantee.epsilon):.3g}, except with probability "
+        f"e^{guarantee.epsilon:g} = {odds_factor(guarantee.epsilon)}, except with probability "
         f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {neighbours_text(guarantee)}"
     )
 

@@ -181,7 +181,7 @@ def _guarantee_card(model: Model, charges: Sequence[Charge] | None) -> str:
 <div class="card">
 <p>Suppose that an attacker knows all the rest of the training table and {escape(suspicion(guarantee))}.
 Seeing this model multiplies the odds of the guess, against any other, by at most
-e<sup>{guarantee.epsilon:g}</sup> = {odds:.3g}, and divides them by no more. A belief of 50 % becomes at most
+e<sup>{guarantee.epsilon:g}</sup> = {odds}, and divides them by no more. A belief of 50 % becomes at most
 <b>{share_text(posterior(0.5, guarantee.epsilon))}</b>.</p>
 {_table(rows, head)}
 <p>This fails with probability at most delta = {guarantee.delta:.3g}, or {chance_text(guarantee.delta)}.

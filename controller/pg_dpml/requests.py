@@ -182,7 +182,7 @@ def register(
     table = source.table
     budget = budgets.budget_of(session, table, name)
     assert budget is not None  # it was named
-    budgets.require_unit(budget, source.unit)
+    budgets.require_unit(session, budget, source.unit)
     before = next((one for one in list_datasets(session) if one.name == name), None)
     role = role or ("dpml_analyst" if before is None else before.role)
     kept = budget.terms if before is None else before.terms
@@ -235,6 +235,7 @@ def register(
     )
     if not added:
         raise SpecError(f"data set {shown(name)} is registered by another role, which alone may change it")
+    budgets.claim(session, budget, table)
     return load_dataset(session, name)
 
 
@@ -442,9 +443,7 @@ def _train(database: Database, request: _Request) -> None:
                 f"{shown(dataset.name)} was "
                 "registered: its owner must register it again"
             )
-    privacy, training = read_options(request.options)
-    if Decimal(repr(privacy.epsilon)) > dataset.max_epsilon:
-        raise SpecError(f"epsilon must be at most {dataset.max_epsilon} a request, not {privacy.epsilon:g}")
+    privacy, training = read_options(request.options, dataset.max_epsilon)
     if training.passes is not None and training.passes > dataset.max_passes:
         raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {training.passes}")
     if training.method == "bolt-on" and training.solver is None and not dataset.allow_certified:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -839,13 +840,15 @@ def _train_options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {names[key]: value for key, value in given.items()}
 
 
-def read_options(text: str) -> tuple[PrivacySpec, TrainSpec]:
+def read_options(text: str, max_epsilon: Decimal) -> tuple[PrivacySpec, TrainSpec]:
     """Privacy and training of a request: a JSON object of somebody who is not trusted.
 
     Parameters
     ----------
     text : str
         {"privacy": {"epsilon": ..., ...}, "training": {"method": ..., ...}}, named as in a grid file.
+    max_epsilon : Decimal
+        Largest epsilon of a request.
 
     Returns
     -------
@@ -865,6 +868,10 @@ def read_options(text: str) -> tuple[PrivacySpec, TrainSpec]:
     _known(privacy, [f.name for f in fields(PrivacySpec)], "privacy")
     if "epsilon" not in privacy:
         raise SpecError('options must have an epsilon, such as {"privacy": {"epsilon": 0.1}}')
+    if type(privacy["epsilon"]) in (int, float):
+        epsilon = Decimal(repr(privacy["epsilon"]))
+        if max_epsilon < epsilon < Decimal("1e300"):  # else it is refused below, as no number for a computer
+            raise SpecError(f"epsilon must be at most {max_epsilon:.12g} a request, not {epsilon:.12g}")
     training = TrainSpec(**_train_options(_table(given.get("training", {}), "training"), "training"))
     if training.method in NOT_PRIVATE_METHODS:
         raise SpecError(f"method {training.method} is not private, and no model of it can be requested")

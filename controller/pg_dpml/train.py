@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from pg_dpml import budgets, registry
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.maintenance import versions
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
@@ -120,8 +120,8 @@ def plan(
     with Database(source, insecure=insecure).session() as session:
         resolved = resolve(session, data)
         require_plannable(session, resolved)
-        problem = charged_problem(session, resolved, count_units(session, resolved), data, privacy)
-        return plan_problem(problem, privacy, training or TrainSpec())
+        n_rows = count_units(session, resolved)
+        return _decide(session, resolved, n_rows, data, privacy, training or TrainSpec())
 
 
 def train(
@@ -222,7 +222,7 @@ def train_model(
         resolved = resolve(session, data)
         require_runnable(session, resolved)
         n_rows = count_units(session, resolved)
-        decided = plan_problem(charged_problem(session, resolved, n_rows, data, privacy), privacy, training)
+        decided = _decide(session, resolved, n_rows, data, privacy, training, terms)
         if terms is not None and not terms.any_passes and decided.work.passes is None:
             raise SpecError(
                 "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
@@ -266,6 +266,26 @@ def train_model(
             return _made_before(session, run.charged.entry, decided, name)
     model, passes = run.outcome
     return TrainResult(model, decided, passes, time.monotonic() - started)
+
+
+def _decide(
+    session: Session,
+    source: Source,
+    n_rows: int,
+    data: DataSpec,
+    privacy: PrivacySpec | None,
+    training: TrainSpec,
+    terms: budgets.Terms | None = None,
+) -> Plan:
+    """The plan of a run that is charged; of two refusals of a small epsilon, that which names the larger."""
+    problem = charged_problem(session, source, n_rows, data, privacy)
+    try:
+        return plan_problem(problem, privacy, training)
+    except ResolutionError as error:
+        assert privacy is not None
+        at_epsilon = partial(priced_at, problem, privacy, training)
+        refusal = budgets.refusal_of(session, source.table, data.dataset, error, at_epsilon, terms)
+    raise refusal
 
 
 def charged_problem(

@@ -7,8 +7,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -27,8 +30,8 @@ from pg_dpml.database import Database, Session
 from pg_dpml.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
 from pg_dpml.methods.plan import Guarantee
-from pg_dpml.privacy.budget import Cost, limit_of
-from pg_dpml.privacy.mechanisms import gaussian_mu
+from pg_dpml.privacy.budget import Cost, epsilon_of, limit_of
+from pg_dpml.privacy.mechanisms import gaussian_delta, gaussian_mu
 from pg_dpml.privacy.relation import Relation
 from pg_dpml.spec import PrivacySpec, TrainSpec
 from sqltools import scalar
@@ -56,6 +59,7 @@ TENTH = Guarantee(0.1, 0.0, Relation.REPLACE_ONE)
 def tables(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         create_people(connection, make_people(N))
+        connection.execute("CREATE TABLE pets (id int)")
 
 
 def open_budget(dsn: str, epsilon: str = "1.0", delta: str = "0.1", rule: str = "basic", **more: Any) -> None:
@@ -82,10 +86,11 @@ def charge(
     isolation: str = "READ COMMITTED",
     request: str | None = None,
     dataset: str | None = "census",
+    table: str = "people",
 ) -> budgets.Charged:
     """As a run does."""
     with Database(dsn).session(isolation) as session:
-        return charge_in(session, guarantee, request, dataset)
+        return charge_in(session, guarantee, request, dataset, table)
 
 
 def charge_in(
@@ -93,10 +98,11 @@ def charge_in(
     guarantee: Guarantee = TENTH,
     request: str | None = None,
     dataset: str | None = "census",
+    table: str = "people",
 ) -> budgets.Charged:
     return budgets.charge(
         session,
-        session.relation("people"),
+        session.relation(table),
         guarantee,
         None,
         at_epsilon=lambda epsilon: (replace(guarantee, epsilon=epsilon), None),
@@ -258,6 +264,7 @@ def test_a_plan_shows_the_noise_that_the_run_then_takes(
     assert plan["noise"]["kind"] == "gaussian"
     assert "K-norm noise, though smaller, would cost" in plan["noise_reason"]
     trained = dpml("train", *run, "--name", "m")
+    assert trained.exit_code == 0, trained.stderr + repr(trained.exception)
     assert json.loads(trained.stdout)["plan"]["noise"] == plan["noise"]
     assert str(scalar(connection, "SELECT loss FROM dpml.budget_entries")) == plan["budget"]["cost"]["loss"]
     text = " ".join(dpml("plan", *run[:-2]).stdout.split())
@@ -349,6 +356,7 @@ def test_the_owner_sets_the_least_epsilon(database: str) -> None:
             delta=Decimal("1e-9"),
             rule="basic",
             min_epsilon=Decimal("0.3"),
+            shared=True,
         )
     with pytest.raises(BudgetError, match=r"at least 0\.3 for this run"):
         charge(database, dataset="strict")
@@ -433,7 +441,12 @@ def test_a_listed_table_is_charged_unasked(database: str, connection: psycopg.Co
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
     with Database(database).session() as session:
         budgets.open_budget(
-            session, "third", epsilon=Decimal(9), delta=Decimal("0.1"), rule="basic", tables=("people",)
+            *(session, "third"),
+            epsilon=Decimal(9),
+            delta=Decimal("0.1"),
+            rule="basic",
+            tables=("people",),
+            shared=True,
         )
     with pytest.raises(SpecError, match=r"several budgets.*census, third"):
         train(database, "m2", dataset=None)
@@ -473,6 +486,7 @@ def test_another_unit_is_refused(database: str) -> None:
         ({"min_delta": Decimal("-1e-9")}, r"min_delta must be at least 0 and at most 0\.1"),
         ({"min_delta": Decimal("0.2")}, "min_delta must be"),
         ({"max_delta": Decimal(1)}, "max_delta must be in"),
+        ({"max_delta": Decimal("0.11")}, r"max_delta must be at most 0\.1, the delta of the budget"),
         ({"max_delta": Decimal("NaN")}, "max_delta must be in"),
     ],
 )
@@ -480,6 +494,7 @@ def test_bad_arguments(database: str, change: dict[str, Any], message: str) -> N
     with pytest.raises(SpecError, match=message):
         open_budget(database, **change)
     open_budget(database)
+    charge(database)
     with pytest.raises(SpecError, match="never made larger"):
         open_budget(database, "100")
 
@@ -513,8 +528,13 @@ def test_a_curator_charges_and_an_analyst_does_not(database: str, connection: ps
     train(carol, "m")
     assert scalar(connection, "SELECT entered_by FROM dpml.budget_entries") == "carol"
     assert scalar(connection, "SELECT count(*) FROM pg_views WHERE viewname = 'ledger_in_use'") == 1
-    for statement in ("DELETE FROM dpml.budget_entries", "UPDATE dpml.budgets SET loss_limit = 100"):
-        with psycopg.connect(carol) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
+    for statement, refusal in (
+        ("DELETE FROM dpml.budget_entries", psycopg.errors.InsufficientPrivilege),
+        ("UPDATE dpml.budgets SET loss_limit = 100", psycopg.errors.ObjectNotInPrerequisiteState),
+        ("UPDATE dpml.budgets SET dataset = 'x'", psycopg.errors.InsufficientPrivilege),
+        ("UPDATE dpml.budgets SET opened_by = 'x'", psycopg.errors.InsufficientPrivilege),
+    ):
+        with psycopg.connect(carol) as other, pytest.raises(refusal):
             other.execute(statement.encode())
     connection.execute("REVOKE dpml_curator FROM carol; GRANT dpml_analyst TO carol")
     with pytest.raises(SpecError, match="GRANT dpml_curator"):
@@ -579,7 +599,7 @@ def test_a_dump_keeps_budgets(
             ):
                 assert scalar(other, kept) == scalar(connection, kept)
         with pytest.raises(BudgetError, match="closed"):
-            charge(copy, dataset="shut")
+            charge(copy, dataset="shut", table="pets")
         assert train(copy, "m", request="r").model.charge == last - 1
         assert charge(copy).entry == last + 1
         assert charge(copy, dataset=None).entry == last + 2
@@ -610,6 +630,446 @@ def test_dropping_the_extension_needs_cascade(server: EmbeddedServer, connection
             assert scalar(other, "SELECT count(*) FROM dpml.budgets") == 0
     finally:
         connection.execute("DROP DATABASE dropping WITH (FORCE)")
+
+
+# What is left, for people
+
+
+@pytest.mark.parametrize("rule", ["basic", "zcdp", "gdp"])
+def test_as_many_runs_fit_as_were_said_to(
+    dpml: Dpml, database: str, connection: psycopg.Connection, tmp_path: Path, rule: str
+) -> None:
+    spec = tmp_path / "people.toml"
+    spec.write_text(AGES, encoding="utf-8")
+    run = (str(spec), "--epsilon", "0.2", "--delta", "1e-8", "--format", "json", "--name")
+    # Five runs of 0.2 by the sum of epsilons, and more by mu^2 or rho.
+    open_budget(database, {"basic": "1", "zcdp": "0.5", "gdp": "0.5"}[rule], "1e-6", rule, tables=("people",))
+    first = json.loads(dpml("train", *run, "m0").stdout)["budget"]
+    (said,) = first["runs_left"]
+    assert said["count"] > 3
+    assert said["text"].startswith(f"{said['count']} more like the last run (epsilon = 0.2 and delta = 1e-08")
+    for number in range(1, said["count"] + 1):
+        done = dpml("train", *run, f"m{number}")
+        assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["budget"]["runs_left"][0]["count"] == 0
+    assert dpml("train", *run, "m").exit_code == 4
+    shown = json.loads(dpml("budget", "show", "census", "--format", "json").stdout)
+    assert shown["runs_left"][0]["count"] == 0
+    text = dpml("budget", "show", "census").stdout
+    assert "Models    no more like the last run (epsilon = 0.2 and delta = 1e-08 by " in text
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [("3", 0.5), ("0.7", 0.1), ("0.1", 0.01)])
+def test_a_new_budget_says_how_many_models_it_pays_for(
+    dpml: Dpml, database: str, epsilon: str, share: float
+) -> None:
+    """As an exact composition of Gaussian releases has it: so many keep the guarantee, and no more do."""
+    opened = dpml(
+        *("budget", "open", "census", "--epsilon", epsilon, "--delta", "1e-6", "--table", "people"),
+        *("--format", "json"),
+    )
+    (runs,) = json.loads(opened.stdout)["runs_left"]
+    assert (float(runs["epsilon"]), float(runs["delta"]), runs["method"]) == (share, 1e-6, "auto")
+    mu = gaussian_mu(share, 1e-6)
+    assert gaussian_delta(float(epsilon), mu * runs["count"] ** 0.5) <= 0.9e-6
+    assert gaussian_delta(float(epsilon), mu * (runs["count"] + 1) ** 0.5) > 0.9e-6
+    text = dpml("budget", "show", "census").stdout
+    assert f"about {runs['count']} more models of epsilon = {share:g} and delta = 1e-06 by auto" in text
+
+
+def test_what_train_prints_names_the_budget(dpml: Dpml, database: str, tmp_path: Path) -> None:
+    spec = tmp_path / "people.toml"
+    spec.write_text(AGES, encoding="utf-8")
+    run = ("train", str(spec), "--epsilon", "0.5", "--delta", "1e-8")
+    assert "Budget" not in dpml(*run, "--name", "free").stdout
+    open_budget(database, "3", "1e-6", "gdp", tables=("people",))
+    text = " ".join(dpml(*run, "--name", "m").stdout.split())
+    assert "Budget census: mu^2 = " in text
+    assert re.search(r"left; \d+ more like the last run \(epsilon = 0\.5 and delta = 1e-08 by ", text)
+
+
+@pytest.mark.parametrize("rule", ["basic", "zcdp", "gdp"])
+@pytest.mark.parametrize("training", [BOLT_ON, GAUSSIAN], ids=lambda training: training.method)
+def test_a_run_that_is_too_expensive_is_told_what_fits(
+    database: str, connection: psycopg.Connection, rule: str, training: TrainSpec
+) -> None:
+    open_budget(database, "1", "1e-5", rule)
+    train(database, "m0", 0.3, training=training)
+    named = set()
+    for epsilon, words in (
+        (
+            1.1 if rule == "gdp" else 1,
+            r"ask for less: at most epsilon = (\S+) at delta = 1e-06 is left for it",
+        ),
+        (50, r"epsilon must be at most (\S+) at delta = 1e-06 for this run: one run may cost at most what"),
+    ):
+        with pytest.raises(BudgetError) as refusal:
+            train(database, "m", epsilon, training=training)
+        found = re.search(words, str(refusal.value))
+        assert found is not None, refusal.value
+        named.add(found.group(1))
+    assert len(named) == 1
+    most = Decimal(named.pop())
+    above = float(most + Decimal(1).scaleb(most.adjusted() - 2))
+    with pytest.raises(BudgetError):
+        train(database, "m", above, training=training)
+    train(database, "m", float(most), training=training)
+    # Where nothing that a run may be is left, none is named.
+    with pytest.raises(BudgetError, match="nothing was charged; ask for less") as refusal:
+        train(database, "m2", 0.3, training=training)
+    assert rule != "basic" or str(refusal.value).endswith("ask for less")
+
+
+def test_of_two_least_epsilons_the_larger_is_named_at_once(database: str) -> None:
+    open_budget(database, "1", "1e-5")
+    with pytest.raises(BudgetError, match=r"too small for the precision .* still be refused") as refusal:
+        pg_dpml.train(database, people.spec(dataset="census"), PrivacySpec(1e-12, 0), BOLT_ON, name="m")
+    train(database, "m", float(least(str(refusal.value))))
+    with pytest.raises(BudgetError, match="still be refused"):
+        pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(1e-12))
+
+
+def test_terms_are_said_in_one_meaning_of_epsilon(database: str) -> None:
+    open_budget(database, "3", "1e-6", "gdp", min_epsilon=Decimal("0.1"))
+    with pytest.raises(BudgetError) as refusal:
+        train(database, "m", 0.05, training=GAUSSIAN)
+    cost = rf"{limit_of('gdp', Decimal('0.1'), Decimal('1e-6')).loss:.6g}"
+    assert re.match(
+        r"epsilon must be at least \S+ for this run: one run must cost at least what epsilon = 0\.1 at "
+        rf"delta = 1e-06 costs by rule gdp for replace_one \(mu\^2 = {re.escape(cost)}\), as the budget of "
+        r"data set census \(opened by role postgres\) has it, and this run costs mu\^2 = \S+: nothing "
+        r"was charged$",
+        str(refusal.value),
+    )
+    open_budget_named(database, "other", min_delta=Decimal("1e-9"))
+    data = people.spec(dataset="other", table="copy_of_people")
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE copy_of_people AS TABLE people")
+    with pytest.raises(BudgetError, match=r"has it, and this run's is 0: nothing"):
+        pg_dpml.train(database, data, PrivacySpec(0.1, 0), BOLT_ON, name="m")
+
+
+def test_an_amount_that_delta_alone_is_worth_is_no_epsilon(database: str) -> None:
+    assert epsilon_of("gdp", Decimal("1e-20"), Decimal("1e-6")) == 0.0
+    assert epsilon_of("zcdp", Decimal("1e-20"), Decimal("1e-6")) == 0.0
+
+
+# Opened by mistake
+
+
+def open_budget_named(dsn: str, name: str, **more: Any) -> None:
+    given: dict[str, Any] = {"epsilon": Decimal(9), "delta": Decimal("0.1"), "rule": "basic"}
+    with Database(dsn).session() as session:
+        budgets.open_budget(session, name, **(given | more))
+
+
+def test_a_column_of_a_person_without_a_unit_draws_a_warning(
+    dpml: Dpml, database: str, connection: psycopg.Connection, table: str
+) -> None:
+    connection.execute(f"CREATE TABLE {table} (patient_id int, age float8, ok boolean)".encode())
+    run = ("budget", "open", "visits", "--epsilon", "3", "--delta", "1e-6", "--table", table)
+    opened = dpml(*run, "--format", "json")
+    assert opened.exit_code == 0
+    assert "warning: column patient_id may say whose a row is" in opened.stderr
+    assert "open it again with --unit patient_id" in opened.stderr
+    assert json.loads(opened.stdout)["likely_units"] == ["patient_id"]
+    again = dpml(*run, "--unit", "patient_id")
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert "unit: patient_id" in again.stdout
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_budget_that_nothing_was_charged_to_is_opened_again(
+    dpml: Dpml, database: str, connection: psycopg.Connection, closed: bool
+) -> None:
+    open_budget(database, "1.0", tables=("people",))
+    with pytest.raises(GuaranteeError) as refusal:
+        charge(database, Guarantee(0.1, 0.0, Relation.REPLACE_ONE, "id", 3))
+    fix = re.search(r"open it again for the other unit: dpml (budget open .*)$", str(refusal.value))
+    assert fix is not None, refusal.value
+    if closed:
+        assert dpml("budget", "close", "census").exit_code == 0
+    assert dpml(*fix.group(1).split()).exit_code == 0
+    assert scalar(connection, "SELECT unit || tables::text FROM dpml.budgets") == "id{public.people}"
+    assert not left(database).closed
+    charge(database, Guarantee(0.1, 0.0, Relation.REPLACE_ONE, "id", 3), dataset=None)
+    told = dpml("budget", "history", "census").stdout
+    assert (
+        "opened again; until then epsilon = 1, delta = 0.1 by rule basic for replace_one, unit a row" in told
+    )
+    with pytest.raises(SpecError, match="runs were charged to"):
+        open_budget(database, "2")
+    with pytest.raises(GuaranteeError) as refusal:
+        charge(database)
+    assert str(refusal.value).endswith('one unit of privacy; give unit = "id"')
+    # Nor does a curator's own SQL change it, or undo that it was closed.
+    dpml("budget", "close", "census")
+    for statement in (
+        "UPDATE dpml.budgets SET epsilon = 100",
+        "INSERT INTO dpml.budget_entries (dataset, turn, request, loss, delta, terms) "
+        "VALUES ('census', 90, 'x', 0, 0, '{}')",
+    ):
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+            connection.execute(statement.encode())
+    assert left(database).closed
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("first", ["charge", "open"])
+def test_a_charge_and_an_opening_do_not_both_happen(
+    database: str, connection: psycopg.Connection, isolation: str, first: str
+) -> None:
+    """A charge by the old terms, and larger new ones, would be more than either allows."""
+    open_budget(database, "0.1", tables=("people",))
+
+    def reopen(session: Session) -> None:
+        budgets.open_budget(session, "census", epsilon=Decimal(1), delta=Decimal("0.1"), rule="basic")
+
+    steps: dict[str, Callable[[Session], Any]] = {"charge": charge_in, "open": reopen}
+    second = next(name for name in steps if name != first)
+
+    def late() -> str:
+        try:
+            with Database(database).session(isolation) as session:
+                session.relation("people")  # takes the snapshot
+                ready.set()
+                go.wait(30)
+                steps[second](session)
+        except DpmlError as error:
+            return str(error)
+        return "done"
+
+    ready, go = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        with Database(database).session() as session:
+            other = pool.submit(late)
+            assert ready.wait(30)
+            steps[first](session)
+            go.set()
+            wait_for_lock(connection)
+        result = other.result()
+    assert result != "done", result
+    epsilon = scalar(connection, "SELECT epsilon FROM dpml.budgets")
+    charges = scalar(connection, "SELECT count(*) FROM dpml.budget_entries WHERE charge IS NOT NULL")
+    assert (epsilon, charges) == ((Decimal("0.1"), 1) if first == "charge" else (Decimal(1), 0))
+
+
+def wait_for_lock(connection: psycopg.Connection) -> None:
+    """Until some session waits for a lock, of a row or of who has it."""
+    query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')"
+    for _ in range(1000):
+        if scalar(connection, query):
+            return
+        time.sleep(0.01)
+    raise AssertionError("nobody waits")
+
+
+# One table, one budget
+
+
+RELATIONS = {
+    "itself": "people",
+    "view": "CREATE VIEW other AS SELECT * FROM people WHERE age > 3",
+    "view of a view": "CREATE VIEW one AS TABLE people; CREATE VIEW other AS TABLE one",
+    "materialized view": "CREATE MATERIALIZED VIEW other AS TABLE people",
+    "function": "CREATE FUNCTION all_people() RETURNS SETOF people STABLE "
+    "BEGIN ATOMIC SELECT * FROM people; END; CREATE VIEW other AS SELECT * FROM all_people()",
+    "child": "CREATE TABLE other () INHERITS (people)",
+    "parent": "CREATE TABLE other (LIKE people); ALTER TABLE people INHERIT other",
+}
+UNDO = (
+    "DROP VIEW IF EXISTS other; DROP VIEW IF EXISTS one; DROP FUNCTION IF EXISTS all_people",
+    "DROP MATERIALIZED VIEW IF EXISTS other",
+    "ALTER TABLE people NO INHERIT other; DROP TABLE other",
+    "DROP TABLE IF EXISTS other",
+)
+
+
+@pytest.fixture
+def undo(connection: psycopg.Connection) -> Iterator[None]:
+    """No relation of RELATIONS is left."""
+    yield
+    for statement in UNDO:
+        with suppress(psycopg.Error):
+            connection.execute(statement.encode())
+
+
+@pytest.mark.usefixtures("undo")
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("kind", RELATIONS)
+def test_a_table_is_not_in_a_second_budget(
+    database: str, connection: psycopg.Connection, kind: str, closed: bool, listed: bool
+) -> None:
+    """Nor one that shows its rows; whether a budget lists it, or a spec named the data set."""
+    open_budget(database, tables=("people",) if listed else ())
+    charge(database)
+    if closed:
+        with Database(database).session() as session:
+            budgets.close_budget(session, "census")
+    other = "people"
+    if kind != "itself":
+        connection.execute(RELATIONS[kind].encode())
+        other = "other"
+    with pytest.raises(GuaranteeError, match=r"in the budget of data set census already, .* superuser"):
+        open_budget_named(database, "second", tables=(other,))
+    open_budget_named(database, "second")
+    with pytest.raises(GuaranteeError, match="belongs to data set census, not second"):
+        charge(database, dataset="second", table=other)
+    with Database(database).session() as session:
+        found = budgets.budget_of(session, session.relation(other), None)
+        assert (None if found is None else found.dataset) == ("census" if listed else None)
+
+
+def test_rows_of_other_tables_are_not_in_it(database: str, connection: psycopg.Connection) -> None:
+    connection.execute(
+        "CREATE TABLE parts (id int, year int) PARTITION BY LIST (year); "
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1); "
+        "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES IN (2)"
+    )
+    try:
+        open_budget(database, tables=("parts_1", "pets"))
+        open_budget_named(database, "second", tables=("parts_2",))
+        with pytest.raises(GuaranteeError, match="census, second already"):
+            open_budget_named(database, "whole", tables=("parts",))
+        # A part that comes later is found when it is read.
+        connection.execute("CREATE TABLE more (LIKE parts); ALTER TABLE parts DETACH PARTITION parts_2")
+        open_budget_named(database, "third", tables=("more",))
+        connection.execute("ALTER TABLE parts ATTACH PARTITION more FOR VALUES IN (3)")
+        with pytest.raises(GuaranteeError, match="belongs to data set census, third, not second"):
+            charge(database, dataset="second", table="parts")
+    finally:
+        connection.execute("DROP TABLE parts; DROP TABLE IF EXISTS parts_2")
+
+
+def test_a_renamed_table_is_the_same_and_a_new_one_of_its_name_too(
+    database: str, connection: psycopg.Connection
+) -> None:
+    open_budget(database, tables=("people",))
+    connection.execute("ALTER TABLE people RENAME TO citizens; CREATE TABLE people (LIKE citizens)")
+    try:
+        for name in ("citizens", "people"):
+            with pytest.raises(GuaranteeError, match="census already"):
+                open_budget_named(database, "second", tables=(name,))
+        charge(database, dataset=None, table="citizens")
+        assert left(database).entries == 1
+    finally:
+        connection.execute("DROP TABLE people; ALTER TABLE citizens RENAME TO people")
+
+
+def test_a_budget_closed_unused_keeps_no_table(database: str) -> None:
+    open_budget(database, tables=("people",))
+    with Database(database).session() as session:
+        budgets.close_budget(session, "census")
+    with pytest.raises(BudgetError, match="closed"):
+        charge(database, dataset=None)
+    open_budget_named(database, "second", tables=("people",))
+    charge(database, dataset=None)
+    with pytest.raises(GuaranteeError, match="second already"):
+        open_budget(database, tables=("people",))
+    open_budget(database)  # again, for no table
+    assert charge(database, dataset="second").entry
+
+
+def test_only_a_superuser_allows_a_second_budget(
+    dpml: Dpml, database: str, connection: psycopg.Connection
+) -> None:
+    connection.execute("CREATE ROLE carol LOGIN IN ROLE dpml_curator; GRANT SELECT ON people TO carol")
+    try:
+        carol = database.replace("user='postgres'", "user='carol'")
+        open_budget(carol, tables=("people",))
+        allow: dict[str, Any] = {"tables": ("people",), "shared": True}
+        for dsn in (carol, f"{database} options='-c role=carol'"):
+            with pytest.raises(DpmlError, match="role carol may not open a second budget"):
+                open_budget_named(dsn, "second", **allow)
+        for statement in (
+            "INSERT INTO dpml.budgets (dataset, rule, epsilon, delta, relation, tables, min_epsilon, "
+            "min_delta, max_delta, loss_limit, delta_limit, shared) "
+            "VALUES ('x', 'basic', 1, 0, 'replace_one', '{}', 1, 0, 0, 1, 0, true)",
+            "UPDATE dpml.budgets SET shared = true",
+            "DELETE FROM dpml.budget_relations",
+            "UPDATE dpml.budget_relations SET relation = 0",
+            "TRUNCATE dpml.budget_turn",
+        ):
+            with psycopg.connect(carol) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
+                other.execute(statement.encode())
+        shown = dpml(
+            *("budget", "open", "second", "--epsilon", "1", "--delta", "1e-6", "--table", "people"),
+            "--allow-second-budget",
+        )
+        assert shown.exit_code == 0, shown.stderr
+        assert "Shared    a table may be in an earlier budget, too: allowed by postgres" in shown.stdout
+        with pytest.raises(SpecError, match=r"several budgets.*census, second"):
+            charge(carol, dataset=None)
+        for name in ("census", "second"):
+            charge(carol, dataset=name)
+        with pytest.raises(GuaranteeError, match="census, second already"):
+            open_budget_named(database, "third", tables=("people",))
+    finally:
+        connection.execute("DROP OWNED BY carol; DROP ROLE carol")
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("by_charge", [False, True])
+def test_of_ten_budgets_on_one_table_one_is_opened(
+    database: str, connection: psycopg.Connection, isolation: str, by_charge: bool
+) -> None:
+    """Or, where none lists the table, one is charged for it."""
+    start = threading.Barrier(10, timeout=60)
+    if by_charge:
+        for number in range(10):
+            open_budget_named(database, f"b{number}")
+
+    def ask(number: int) -> bool:
+        try:
+            with Database(database).session(isolation) as session:
+                session.relation("people")  # takes the snapshot
+                start.wait()
+                if by_charge:
+                    charge_in(session, dataset=f"b{number}")
+                else:
+                    given: dict[str, Any] = {"epsilon": Decimal(9), "delta": Decimal("0.1"), "rule": "basic"}
+                    budgets.open_budget(session, f"b{number}", tables=("people",), **given)
+        except DpmlError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(10) as pool:
+        assert sum(pool.map(ask, range(10))) == 1
+    table = "dpml.budget_entries" if by_charge else "dpml.budgets"
+    assert scalar(connection, f"SELECT count(*) FROM {table}") == 1
+
+
+def test_a_restored_dump_knows_tables_by_their_names(
+    server: EmbeddedServer, database: str, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    open_budget(database, tables=("people",))
+    open_budget_named(database, "alias")
+    charge(database, dataset="alias", table="pets")
+    open_budget(database, "2", tables=("people",))  # again, so that its row comes last
+    file = str(tmp_path / "dump")
+    folder = find_pg_config(server.major).parent
+    subprocess.run([folder / "pg_dump", "--file", file, "--dbname", database], check=True)
+    connection.execute("CREATE DATABASE restored_tables")
+    copy = server.dsn_of("restored_tables")
+    try:
+        done = subprocess.run(
+            [folder / "psql", "-Xqv", "ON_ERROR_STOP=1", "-o", "/dev/null", "-f", file, copy],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        for name, owner in (("people", "census"), ("pets", "alias")):
+            with pytest.raises(GuaranteeError, match=f"{owner} already"):
+                open_budget_named(copy, "second", tables=(name,))
+            charge(copy, dataset=owner, table=name)
+        with psycopg.connect(copy, autocommit=True) as other:
+            other.execute("ALTER TABLE pets RENAME TO animals")
+        with pytest.raises(GuaranteeError, match="alias already"):
+            open_budget_named(copy, "second", tables=("animals",))
+    finally:
+        connection.execute("DROP DATABASE restored_tables WITH (FORCE)")
 
 
 # The commands
@@ -692,7 +1152,9 @@ def test_a_plan_says_what_it_would_cost(dpml: Dpml, database: str, tmp_path: Pat
         "breach": None,
     }
     assert (found[1]["fits"], found[1]["breach"]) == (False, None)
-    text = " ".join(dpml(*plan, "0.5").stdout.split())
+    done = dpml(*plan, "0.5")
+    assert done.exit_code == 0, done.stderr + repr(done.exception)
+    text = " ".join(done.stdout.split())
     assert (
         "Budget census: the run costs epsilon = 0.5 and delta = 1e-06; left: epsilon = 0.4 and "
         "delta = 1e-05; the run would be refused" in text

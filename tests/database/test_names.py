@@ -246,9 +246,9 @@ def test_a_budgets_unit_is_named_alike(connection: psycopg.Connection) -> None:
         ):
             budgets.open_budget(session, "b", unit="patiens", tables=("fish",), **amounts)
         loose = budgets.open_budget(session, "c", unit="AGE", **amounts)
-        budgets.require_unit(loose, "age")
+        budgets.require_unit(session, loose, "age")
         with pytest.raises(GuaranteeError, match="unit = AGE, and this run has unit = Patient"):
-            budgets.require_unit(loose, "Patient")
+            budgets.require_unit(session, loose, "Patient")
         with pytest.raises(SpecError, match=r"data set aa has no budget; did you mean a\?"):
             budgets.load_budget(session, "aa")
 

@@ -400,8 +400,13 @@ def test_nothing_is_seen_of_any_combination(
 def request(house: House, table: str, model: str) -> tuple[str, str | None]:
     """State and message of a request of the analyst's that the curator's service has answered."""
     data = f'table = "{table}"\n' + SPEC
+    with Database(
+        house.server.dsn_of("house")
+    ).session() as session:  # a superuser, as the table has a budget
+        budgets.open_budget(
+            session, model, epsilon=Decimal(1), delta=Decimal("0.1"), rule="basic", shared=True
+        )
     with Database(house.curator).session() as session:
-        budgets.open_budget(session, model, epsilon=Decimal(1), delta=Decimal("0.1"), rule="basic")
         requests.register(session, model, data)
     options = '{"privacy": {"epsilon": 1, "delta": 1e-6}, "training": {"method": "bolt-on"}}'
     with psycopg.connect(house.server.dsn_of("house", "analyst"), autocommit=True) as connection:

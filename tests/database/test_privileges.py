@@ -49,6 +49,7 @@ FOR_ANALYSTS = {
 }
 FOR_BOTH = {"drop_model(text)"}
 FOR_CURATORS = {
+    "budgets_on(oid[])",
     "encode(jsonb,record)",
     "encode(jsonb,record,boolean)",
     "gradient(bytea,double precision[],jsonb)",
@@ -69,6 +70,9 @@ FOR_CURATORS = {
 }
 FOR_NOBODY = {  # PostgreSQL calls them, for those who may call the aggregate or write to the table
     "append_only()",
+    "check_budget()",
+    "check_budget_entry()",
+    "check_budget_relation()",
     "carry_out_drop()",
     "check_request()",
     "gradient_combine(bytea,bytea)",
@@ -186,6 +190,8 @@ def test_who_may_read_and_write_what(connection: psycopg.Connection) -> None:
         ("ledger", "dpml_curator"): ["SELECT"],
         ("budgets", "dpml_curator"): ["SELECT"],
         ("budget_entries", "dpml_curator"): ["SELECT"],
+        ("budget_relations", "dpml_curator"): ["SELECT"],
+        ("budget_turn", "dpml_curator"): ["SELECT"],
         ("models", "dpml_curator"): ["SELECT"],
         ("models", "dpml_analyst"): ["SELECT"],
         ("datasets", "dpml_curator"): ["SELECT"],
@@ -425,6 +431,8 @@ def everything(dsn: str, folder: Path) -> None:
     spec, file = folder / "spec.toml", str(folder / "report.html")
     spec.write_text(good(dpml(dsn, "inspect", "people")), encoding="utf-8")
     check_table(dsn, data)
+    opened = dpml(dsn, "budget", "open", "people", "--epsilon", "10", "--delta", "1e-3", "--table", "people")
+    assert (opened.exit_code, "column person may say whose a row is" in opened.stderr) == (0, True)
     for command in (
         ("models",),
         ("show", "auto"),
@@ -432,7 +440,6 @@ def everything(dsn: str, folder: Path) -> None:
         ("revoke", "auto", "ann"),
         ("export", "auto", "--format", "sql"),
         ("report", "auto", "-o", file, "--table", "known", "--public"),
-        ("budget", "open", "people", "--epsilon", "10", "--delta", "1e-3", "--table", "people"),
         ("budget", "show", "people"),
         ("budget", "history", "people"),
         ("cleanup",),

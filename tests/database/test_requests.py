@@ -328,7 +328,10 @@ def test_a_request_costs_no_more_than_one_may(
     fine = ask(database, "m", {"privacy": {"epsilon": 0.1, "delta": 1e-7}, "training": {"method": "dp-gd"}})
     serve(database)
     assert outcome(connection, refused)[0] == "refused"
-    assert "one request may cost at most epsilon = 0.1 at delta = 1e-06" in outcome(connection, refused)[1]
+    assert (
+        "one run may cost at most what epsilon = 0.1 at delta = 1e-06 costs"
+        in outcome(connection, refused)[1]
+    )
     assert outcome(connection, fine)[0] == "done"
 
 
@@ -381,11 +384,11 @@ def test_advice_stays_below_the_largest_epsilon(database: str, connection: psyco
     state, message, _ = asked(1e-9)
     assert (state, entries(connection)) == ("refused", 0)
     assert message.startswith(
-        "delta must be larger for this run: one run must cost at least epsilon = 0.1 at"
+        "delta must be larger for this run: one run must cost at least what epsilon = 0.1 at"
     )
     state, message, _ = asked(9.5e-6)  # the budget converts with nine tenths of its delta
     assert state == "refused"
-    assert "one request may cost at most epsilon = 0.1 at delta = 1e-05" in message
+    assert "one run may cost at most what epsilon = 0.1 at delta = 1e-05 costs" in message
 
 
 @pytest.mark.one_major
@@ -449,6 +452,7 @@ def test_an_offer_is_no_looser_than_its_budget(database: str, connection: psycop
             {"min_epsilon": "0.09"},
             "min_epsilon must be at least 0.1, as the budget of data set census (opened",
         ),
+        ({"max_epsilon": "1.1"}, "max_epsilon must be at most 1, as the budget of data set census (opened"),
         ({"min_epsilon": "0.6", "max_epsilon": "0.5"}, "min_epsilon must be above 0 and at most 0.5"),
         ({"max_epsilon": "0.05"}, "min_epsilon must be above 0 and at most 0.05"),
         ({"min_delta": "1e-10"}, "min_delta must be at least 1e-09, as the budget"),
@@ -530,7 +534,7 @@ def test_the_doctor_knows_what_others_can_count(
     offer(database)
     assert notes() == [""]
     register(database, allow_certified=True)
-    counted = "such runs are allowed on census, until dpml dataset register --no-allow-certified"
+    counted = "such runs are allowed on census, until dpml dataset register DATASET SPEC --no-"
     assert (counted in notes()[0]) is (server.major >= 16)  # PostgreSQL 15 has no pg_stat_io
     register(database, allow_certified=False)
     assert notes() == [""]
@@ -711,7 +715,8 @@ BAD_OPTIONS = {
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gd", "passes": 1001}}': "passes must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on", "lambda": 1e999}}': "lambda must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-sgd", "batch_size": 100000}}': "batch",
-    '{"privacy": {"epsilon": 0.51}}': "epsilon must be at most 0.5 a request",
+    '{"privacy": {"epsilon": 0.51}}': "epsilon must be at most 0.5 a request, not 0.51",
+    '{"privacy": {"epsilon": 101}}': "epsilon must be at most 0.5 a request, not 101",
     '{"privacy": ' + "[" * 4000 + "]" * 4000 + "}": "options|privacy",
 }
 
@@ -966,8 +971,9 @@ def test_a_data_set_has_a_budget(database: str) -> None:
 
 @pytest.mark.one_major
 def test_services_share_the_work(database: str, connection: psycopg.Connection) -> None:
+    connection.execute("CREATE TABLE others AS TABLE people; GRANT SELECT ON others TO owner")
     offer(database)
-    offer(database, name="other")
+    offer(database, SPEC.replace("people", "others"), name="other")
     for number in range(4):
         ask(database, f"a{number}")
         ask(database, f"b{number}", dataset="other")

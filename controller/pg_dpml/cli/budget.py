@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -44,8 +46,14 @@ def open_(
     max_delta: Annotated[
         str | None, typer.Option(help="Largest delta of one run. Default: that of the budget.")
     ] = None,
+    allow_second_budget: Annotated[
+        bool,
+        typer.Option(
+            "--allow-second-budget", help="A superuser's word that a table may be in another budget, too."
+        ),
+    ] = False,
 ) -> None:
-    """Open the budget of a data set. It is never made larger, and its rule and terms never change."""
+    """Open the budget of a data set. Once a run was charged to it, neither its size nor its terms change."""
     with output.session() as session:
         opened = budgets.open_budget(
             session,
@@ -59,9 +67,22 @@ def open_(
             min_epsilon=optional_decimal(min_epsilon, "--min-epsilon"),
             min_delta=decimal(min_delta, "--min-delta"),
             max_delta=optional_decimal(max_delta, "--max-delta"),
+            shared=allow_second_budget,
         )
         state = _State.of(session, opened)
-    output.print(state.text, state.record)
+        people = budgets.likely_units(session, opened)
+    if people:
+        typer.echo(f"dpml: warning: {_unit_advice(dataset, people)}", err=True)
+    output.print(state.text, state.record | {"likely_units": people})
+
+
+def _unit_advice(dataset: str, people: list[str]) -> str:
+    columns = " and ".join(f"column {name}" for name in people)
+    return (
+        f"{columns} may say whose a row is, and this budget protects single rows: if a person can have "
+        f"several, open it again with --unit {shlex.quote(people[0])}, which goes while nothing is charged "
+        f"to {dataset}; every spec needs the same unit"
+    )
 
 
 @partial(command, to=group)
@@ -82,6 +103,8 @@ def history(dataset: DataSet, output: Output) -> None:
     lines = [state.text, ""]
     for entry in entries:
         what = "closed"
+        if entry.terms is not None:
+            what = f"opened again; until then {_terms_text(entry.terms)}"
         if entry.charge is not None:
             cost = found.amount(Cost(entry.loss, entry.delta))
             what = f"{cost}, entry {entry.charge} of dpml.ledger, request {visible(entry.request)}"
@@ -92,9 +115,18 @@ def history(dataset: DataSet, output: Output) -> None:
     output.print("\n".join(lines), record)
 
 
+def _terms_text(terms: Mapping[str, Any]) -> str:
+    """A former row of dpml.budgets, in words."""
+    return (
+        f"epsilon = {terms['epsilon']:g}, delta = {terms['delta']:g} by rule {terms['rule']} for "
+        f"{terms['relation']}, unit {terms['unit'] or 'a row'}, "
+        f"tables {', '.join(terms['tables']) or 'none'}, opened by {terms['opened_by']}"
+    )
+
+
 @partial(command, to=group)
 def close(dataset: DataSet, output: Output) -> None:
-    """Close a budget for good: nothing more is charged to it."""
+    """Close a budget, for good if runs were charged to it: nothing more is charged."""
     with output.session() as session:
         state = _State.of(session, budgets.close_budget(session, dataset))
     output.print(state.text, state.record)
@@ -107,10 +139,13 @@ class _State:
     budget: budgets.Budget
     left: budgets.Left
     missing: list[str]
+    runs: list[budgets.Runs]
 
     @classmethod
     def of(cls, session: Session, budget: budgets.Budget) -> _State:
-        return cls(budget, budgets.left_of(session, budget), budgets.missing_tables(session, budget))
+        left = budgets.left_of(session, budget)
+        runs = budgets.runs_left(session, budget, left)
+        return cls(budget, left, budgets.missing_tables(session, budget), runs)
 
     @property
     def text(self) -> str:
@@ -130,10 +165,21 @@ class _State:
             ("Opened", f"{budget.opened_at:%Y-%m-%d %H:%M %Z} by {shown(budget.opened_by)}"),
             ("Entries", f"{left.entries}"),
             ("Left", "nothing: it is closed" if left.closed else budget.amount(left.cost)),
+            *(("Models", run.text) for run in self.runs),
         ]
+        if budget.shared:
+            rows.append(
+                ("Shared", f"a table may be in an earlier budget, too: allowed by {shown(budget.opened_by)}")
+            )
         if self.missing:
             gone = ", ".join(map(visible, self.missing))
-            rows.append(("Warning", f"{gone}: gone; if it was renamed, its runs must name the data set"))
+            rows.append(
+                (
+                    "Warning",
+                    f"{gone}: gone; if it was renamed, its runs are still charged here, but in a restored "
+                    "dump they must name the data set",
+                )
+            )
         return "\n".join(f"{head:<10}{text}" for head, text in rows)
 
     @property
@@ -144,6 +190,7 @@ class _State:
             "closed": self.left.closed,
             "left": left,
             "missing_tables": self.missing,
+            "runs_left": [_plain(asdict(run)) for run in self.runs],
         }
 
 

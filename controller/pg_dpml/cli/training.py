@@ -6,9 +6,10 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+import textwrap
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -99,7 +100,33 @@ def train(
             insecure=output.insecure,
             request=request,
         )
-    output.print(f"{report.result_text(result)}\n{_next(name)}", report.result_record(result))
+    account = _account(output, result.model.charge)
+    lines = [report.result_text(result), *([] if account is None else [account[0]]), _next(name)]
+    record = report.result_record(result) | ({} if account is None else {"budget": account[1]})
+    output.print("\n".join(lines), record)
+
+
+def _account(output: Output, charge: int | None) -> tuple[str, dict[str, Any]] | None:
+    """What a run left of its budget, in words and for JSON; nothing where it has none, or cannot be asked."""
+    if charge is None:
+        return None
+    try:
+        with output.session() as session:
+            found = budgets.account_of(session, charge)
+            if found is None:
+                return None
+            budget, left = found
+            runs = budgets.runs_left(session, budget, left)
+    except pg_dpml.DpmlError:  # the model is there all the same
+        return None
+    more = "".join(f"; {run.text}" for run in runs)
+    text = f"{budget.dataset}: {budget.amount(left.cost)} left{more}"
+    record = {
+        "dataset": budget.dataset,
+        "left": {"loss": str(left.cost.loss), "delta": str(left.cost.delta)},
+        "runs_left": [{"count": run.count, "text": run.text} for run in runs],
+    }
+    return textwrap.fill(f"{'Budget':<12}{text}", 100, subsequent_indent=" " * 12), record
 
 
 def _next(name: str) -> str:

@@ -41,6 +41,7 @@ __all__ = [
     "Releases",
     "choose_noise",
     "cost_of",
+    "cost_of_one",
     "epsilon_of",
     "gaussian_part",
     "limit_of",
@@ -361,6 +362,30 @@ def choose_noise(
     )
 
 
+def cost_of_one(budget: Accounting, epsilon: Decimal, delta: Decimal) -> Cost | None:
+    """What a run with Gaussian noise, or K-norm noise where delta is 0, costs under the budget's relation.
+
+    Parameters
+    ----------
+    budget : Accounting
+    epsilon, delta : Decimal
+        Of the run, in (0, inf) and [0, 1).
+
+    Returns
+    -------
+    Cost or None
+        Of a run of one noisy number; that of more is larger by less than the shares of "The sampler". None
+        if the precision of the noise allows no such run.
+    """
+    part: GaussianRun = PureReleases(sampler_delta(1))
+    if delta > 0:
+        try:
+            part = _releases(gaussian_share(float(epsilon), float(delta), 1), 1)
+        except GuaranteeError:
+            return None
+    return cost_of(budget.rule, epsilon, delta, part, run=budget.relation, budget=budget.relation)
+
+
 def _releases(mu: float, numbers: int) -> Releases:
     """With what the sampler takes of so many numbers. Source: privacy/README.md, "The sampler"."""
     return Releases(mu + sampler_mu(numbers), sampler_delta(numbers))
@@ -379,12 +404,14 @@ def epsilon_of(rule: str, loss: Decimal, delta: Decimal) -> float:
     """
     amount = float(loss)
     if rule == "basic" or amount <= 0.0:
-        return amount
+        return max(amount, 0.0)
 
     def spent(epsilon: float) -> float:
         return gaussian_delta(epsilon, math.sqrt(amount)) if rule == "gdp" else zcdp_delta(epsilon, amount)
 
     low, high = 0.0, 1.0
+    if spent(low) <= float(delta):
+        return low  # delta alone is worth it
     while spent(high) > float(delta):
         low, high = high, 2.0 * high
     while high - low > 1e-6 * high and high > 1e-12:

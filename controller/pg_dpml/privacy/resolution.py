@@ -352,10 +352,12 @@ def with_least_epsilon(attempt: Callable[[float], Planned], epsilon: float) -> P
         middle = math.sqrt(low * least)
         low, least = (low, middle) if possible(middle) else (middle, least)
     least = next(rounded for rounded in (_rounded_up(least), least) if possible(rounded))
-    raise ResolutionError(
+    refusal = ResolutionError(
         f"epsilon = {epsilon:g} is too small for the precision of this run's noise: take epsilon = "
         f"{least:.12g} or more ({reason})"
-    ) from None
+    )
+    refusal.least = least
+    raise refusal from None
 
 
 def _rounded_up(value: float) -> float:
