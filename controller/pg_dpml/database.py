@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""The only module that opens connections and sends SQL.
+"""The only module that sends SQL, in sessions that depend on nothing around them.
 
 A data source is a libpq connection string (empty: the `PG*` variables and
 service files decide) or an SQLAlchemy engine over psycopg 3, never an open
@@ -9,23 +9,28 @@ connection: a run decides itself when its charge is committed.
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import psycopg
-import sqlalchemy as sa
-from psycopg import pq, sql
-from psycopg.adapt import Dumper
+from psycopg import postgres, pq, sql
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import AdaptersMap, Dumper, Loader
+from psycopg.rows import tuple_row
+from psycopg.types.array import register_all_arrays
+from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import Jsonb
-from sqlalchemy.pool import NullPool
 
 from pg_dpml import names
+from pg_dpml.connections import Opened, opener
 from pg_dpml.errors import (
     CommitLostError,
     DpmlError,
@@ -35,6 +40,9 @@ from pg_dpml.errors import (
     UnavailableError,
 )
 
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
 __all__ = [
     "ColumnType",
     "Database",
@@ -42,14 +50,39 @@ __all__ = [
     "SourceTable",
     "array_parameter",
     "json_parameter",
-    "refuse_password",
     "sql",
     "verbatim",
 ]
 
 _SAFE_PATH = "pg_catalog, pg_temp"
+_SETTINGS = {
+    # Names and levels come from any language; a database that cannot hold one says so.
+    "client_encoding": "UTF8",
+    # Of dates that are read. In which order 1/2/2024 is taken stays as it was: it is for the owner's SQL.
+    "DateStyle": "ISO",
+    # All digits of float8 and float4, so that a model is read as it was stored.
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    # Of constants in SQL, and of NULL in arrays, as they are written here.
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    # Names of types are shown, and compared, as the catalog writes them.
+    "quote_all_identifiers": "off",
+    # No error where a policy hides rows: whether there is one is looked up.
+    "row_security": "on",
+}
+"""What shapes values on their way, or the meaning of SQL of ours, set in every transaction.
+
+Not among them is what is for the owner's SQL, as psql would run it: TimeZone (times are read as UTC whatever
+it is), IntervalStyle (no interval is read), transform_null_equals; what only a superuser may set, such as
+lc_messages (errors are told by their code and fields); and what limits time and memory.
+"""
 _READ_ONLY = "25006"
 _MISSING_SCHEMA = "3F000"
+_ROW_SECURITY = "check_enable_rls"
+"""Function of the server that refuses to hide rows where `row_security` is off."""
+_DENIED_BY = "aclcheck_error"
+"""Function of the server that names what the role has no right to."""
 
 _LOST = "the connection to the server was lost"
 _ENDED = "the server ended the connection, as at a restart or by an administrator"
@@ -67,18 +100,13 @@ _CAUSES = {
 }
 """What befalls a server whatever its rows hold, by SQLSTATE."""
 _UNAVAILABLE = ("57P01", "57P02", "57P03")
+_LONGEST_SHOWN = 200
 _OF_NAMES = "42"
 """Class of errors about names, types and rights."""
 
 
 _UNQUOTED = re.compile(r"\s*(?:[^\W\d][\w$]*)?(?:\s*\.\s*(?:[^\W\d][\w$]*)?)?\s*")
 """What may stand beside the quoted parts of the name of a new table."""
-
-_DENIED = re.compile(
-    "permission denied for (table|view|materialized view|foreign table|schema|function|aggregate) (.+)"
-)
-_PRODUCTS = ("dpml", "dpml_work", "models", "ledger", "budgets", "budget_entries")
-"""Names in PostgreSQL's permission errors, which say no schema, that are the extension's own."""
 
 _KINDS = {
     **dict.fromkeys(("int2", "int4", "int8", "float4", "float8", "numeric"), "number"),
@@ -197,6 +225,66 @@ class _Float8ArrayDumper(Dumper):
 Answer = TypeVar("Answer")
 
 
+class _JsonLoader(Loader):
+    """Of json and jsonb: UTF-8, as the session's encoding is."""
+
+    def load(self, data: Buffer) -> Any:
+        return json.loads(bytes(data))
+
+
+class _UtcLoader(TimestamptzLoader):
+    """Of timestamptz, which is an instant: in UTC, as Python does not know every zone of PostgreSQL."""
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid)  # without a connection, UTC
+
+    def load(self, data: Buffer) -> datetime:
+        return super().load(data)
+
+
+def _adapters() -> AdaptersMap:
+    """psycopg's, whatever the program has registered for itself, then those of this module."""
+    adapters = AdaptersMap()
+    postgres.register_default_types(adapters.types)
+    postgres.register_default_adapters(adapters)
+    register_all_arrays(adapters)
+    adapters.register_dumper(_Float8Array, _Float8ArrayDumper)
+    adapters.register_loader("json", _JsonLoader)
+    adapters.register_loader("jsonb", _JsonLoader)
+    adapters.register_loader("timestamptz", _UtcLoader)
+    return adapters
+
+
+_ADAPTERS = _adapters()
+
+
+class _Cursor(psycopg.Cursor[tuple[Any, ...]]):
+    """psycopg's own, whatever cursors, rows and adapters the connection was given."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return _ADAPTERS
+
+
+@contextmanager
+def _text() -> Iterator[None]:
+    """A part in which text is sent or read: what is not UTF-8 is an error of the driver, as NUL is."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        shown = error.object.encode("utf-8", "backslashreplace").decode()
+        raise psycopg.DataError(f"text that is not UTF-8 was given: {shown[:_LONGEST_SHOWN]}") from None
+    except UnicodeDecodeError as error:
+        shown = error.object.decode("utf-8", "backslashreplace")
+        raise psycopg.DataError(
+            f"the database has text that is not UTF-8: {shown[:_LONGEST_SHOWN]}. Only encoding SQL_ASCII "
+            "keeps such bytes: rename what is called so, or write the values anew"
+        ) from None
+
+
 class Session:
     """One open connection and its transaction; SQL comes in as `psycopg.sql`, never as a plain f-string.
 
@@ -204,14 +292,15 @@ class Session:
     an operator, a function or a type of its own in their place; `owners_path` is for the owner's SQL.
     """
 
-    def __init__(self, connection: sa.Connection, driver: psycopg.Connection[Any]) -> None:
-        driver.adapters.register_dumper(_Float8Array, _Float8ArrayDumper)
-        self.connection = connection
+    def __init__(self, driver: psycopg.Connection[Any]) -> None:
         self.driver = driver
         self.at_stake: str | None = None
         """What is said where it is not known whether the transaction was committed; see `must_last`."""
-        (self._path,) = self.fetch_one(sql.SQL("SELECT pg_catalog.current_setting('search_path')"))
-        self._settle()
+        self._context = _Cursor(driver)
+        self._path = ""
+        self._looked_up: list[int] = []
+        if not driver.autocommit:
+            self._settle()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -222,10 +311,15 @@ class Session:
 
     def _settle(self) -> None:
         # Local, here and below: a pooler in transaction mode gives the connection to others.
-        self.fetch(
+        set_config = sql.SQL("pg_catalog.set_config({}, {}, true)")
+        settings = [
+            set_config.format(sql.Literal(name), sql.Literal(value)) for name, value in _SETTINGS.items()
+        ]
+        self.execute(sql.SQL("SELECT ") + sql.SQL(", ").join(settings))
+        (self._path, _) = self.fetch_one(
             sql.SQL(
-                "SELECT pg_catalog.set_config('search_path', %(path)s, true), "
-                "pg_catalog.set_config('row_security', 'on', true)"
+                "WITH was (path) AS MATERIALIZED (SELECT pg_catalog.current_setting('search_path')) "
+                "SELECT path, pg_catalog.set_config('search_path', %(path)s, true) FROM was"
             ),
             {"path": _SAFE_PATH},
         )
@@ -255,12 +349,17 @@ class Session:
 
     def execute(self, query: Query, parameters: Mapping[str, Any] | None = None) -> int:
         """Run one statement; the number of rows it touched. A percent sign in `sql.SQL` is written twice."""
-        return int(self.driver.execute(self._escaped(query), parameters or {}).rowcount)
+        with _text():
+            return int(self._run(query, parameters).rowcount)
 
     def fetch(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run one query; its rows. A percent sign in `sql.SQL` is written twice."""
-        rows: list[tuple[Any, ...]] = self.driver.execute(self._escaped(query), parameters or {}).fetchall()
-        return rows
+        with _text():
+            return self._run(query, parameters).fetchall()
+
+    def _run(self, query: Query, parameters: Mapping[str, Any] | None) -> _Cursor:
+        # Prepared statements would not survive a transaction-mode pooler.
+        return _Cursor(self.driver).execute(self._escaped(query), parameters or {}, prepare=False)
 
     def fetch_one(self, query: Query, parameters: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
         """Run one query that returns exactly one row."""
@@ -292,7 +391,7 @@ class Session:
         except psycopg.Error as error:
             if self.driver.closed:
                 raise
-            return _translate(error, self.driver.info.user)
+            return _translate(error, self)
 
     @contextmanager
     def discarded(self) -> Iterator[None]:
@@ -314,7 +413,7 @@ class Session:
         arrays = (list, np.ndarray)
         row = [_Float8Array(np.asarray(v)) if isinstance(v, arrays) else v for v in values]
         command = self._escaped(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table))
-        with self.driver.cursor() as cursor, cursor.copy(command) as copy:
+        with _text(), _Cursor(self.driver) as cursor, cursor.copy(command) as copy:
             copy.set_types(types)
             copy.write_row(row)
 
@@ -366,7 +465,7 @@ class Session:
         if isinstance(query, sql.Composed):
             return sql.Composed([self._escaped(part) for part in query])
         if isinstance(query, sql.Identifier | sql.Literal):
-            return verbatim(query.as_string(self.driver))
+            return verbatim(query.as_string(self._context))
         return sql.Composed([query])
 
     def relation(self, table: str) -> SourceTable:
@@ -383,14 +482,14 @@ class Session:
         if not table.strip():
             raise SpecError("table must be the name of a table, not empty")
         parts = names.parse(table) or ()
-        written = sql.Identifier(*parts).as_string(self.driver) if len(parts) in (1, 2) else None
+        written = sql.Identifier(*parts).as_string() if len(parts) in (1, 2) else None
         with self.role_path():
             (named,) = self.fetch_one(
                 sql.SQL(
                     "SELECT coalesce(pg_catalog.to_regclass(%(written)s), "
                     "pg_catalog.to_regclass(%(exact)s))::pg_catalog.oid"
                 ),
-                {"written": written, "exact": sql.Identifier(table).as_string(self.driver)},
+                {"written": written, "exact": sql.Identifier(table).as_string()},
             )
         if named is None:
             qualified = self.fetch(
@@ -401,6 +500,7 @@ class Session:
                 {"table": table},
             )
             named = qualified[0][0] if len(qualified) == 1 else None
+        self._looked_up += [] if named is None else [named]
         found = self.fetch(_RELATION, {"named": named})
         shown = names.visible(table.strip()) if parts else names.shown(table)
         if (found and found[0][5]) or (not found and self._is_temporary_elsewhere({table, *parts[-1:]})):
@@ -480,7 +580,7 @@ class Session:
                 "into must be the name of a new table as in SQL, such as predictions, or "
                 "schema.predictions, "
                 f"with double quotes around what SQL would not take without, such as "
-                f"{sql.Identifier(name.strip() or 'My Table').as_string(self.driver)}; not "
+                f"{sql.Identifier(name.strip() or 'My Table').as_string()}; not "
                 f"{names.shown(name)}"
             )
         shown = names.visible(name.strip())
@@ -529,6 +629,35 @@ class Session:
             {"candidates": list(candidates)},
         )
         return bool(found)
+
+    def missing_grant(self, message: str) -> str:
+        """The GRANT that a permission error asks for; empty if it cannot be told.
+
+        The error has no field for what may not be used, but a message in the server's language names it.
+        """
+        rows = self.fetch(_DENIED, {"message": message, "looked_up": self._looked_up})
+        named = [row for row in rows if _names(message, row[1])]
+        if not named:
+            return ""
+        oid, name, schema, ours, role = named[0]
+        grantee = sql.Identifier(role).as_string()
+        if ours:
+            return (
+                f": it takes GRANT dpml_curator TO {grantee} (dpml_analyst, to apply models only), "
+                "by a superuser"
+            )
+        if oid is None:
+            thing = sql.Identifier(name).as_string()
+            return (
+                f": it takes GRANT USAGE ON SCHEMA {thing} TO {grantee}, and to write a table there "
+                "GRANT CREATE"
+            )
+        with self.role_path():
+            (visible,) = self.fetch_one(
+                sql.SQL("SELECT pg_catalog.pg_table_is_visible(%(oid)s)"), {"oid": oid}
+            )
+        thing = sql.Identifier(*([] if visible else [schema]), name).as_string()
+        return f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner"
 
     def _columns(self, oid: int) -> dict[str, ColumnType]:
         """The columns' types: through domains, into arrays, and through the elements' domains."""
@@ -618,6 +747,32 @@ _RELATION = sql.SQL(
 )
 
 
+# What a message names and the role may not use, the likeliest first; and whether it is the extension's.
+_DENIED = sql.SQL(
+    "SELECT oid, name, schema, ours, current_user::text FROM ("
+    "SELECT c.oid, c.relname, n.nspname, n.nspname IN ('dpml', 'dpml_work') "
+    "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') "
+    "AND (NOT pg_catalog.has_table_privilege(c.oid, 'SELECT') OR (n.nspname = 'dpml' "
+    "AND NOT (pg_catalog.has_table_privilege(c.oid, 'INSERT') "
+    "AND pg_catalog.has_table_privilege(c.oid, 'UPDATE')))) "
+    "UNION ALL SELECT p.oid, p.proname, n.nspname, true "
+    "FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace "
+    "WHERE n.nspname = 'dpml' AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE') "
+    "UNION ALL SELECT NULL, n.nspname, NULL, n.nspname IN ('dpml', 'dpml_work') "
+    "FROM pg_catalog.pg_namespace n WHERE NOT (pg_catalog.has_schema_privilege(n.oid, 'USAGE') "
+    "AND pg_catalog.has_schema_privilege(n.oid, 'CREATE'))"
+    ") denied (oid, name, schema, ours) WHERE pg_catalog.strpos(%(message)s, name) > 0 "
+    "ORDER BY coalesce(oid = ANY (%(looked_up)s::oid[]), false) DESC, pg_catalog.length(name) DESC, "
+    "ours DESC, oid"
+)
+
+
+def _names(message: str, name: str) -> bool:
+    """Whether a message, in any language, has a name as a word of its own."""
+    return re.search(f"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", message) is not None
+
+
 def _column_type(
     name: str,
     virtual: bool,
@@ -648,30 +803,17 @@ def verbatim(text: str) -> sql.Composed:
 
 
 def json_parameter(value: Mapping[str, Any]) -> Jsonb:
-    """A mapping as a jsonb parameter."""
-    return Jsonb(value)
+    """A mapping as a jsonb parameter; not escaped, as a database of encoding SQL_ASCII takes no escapes."""
+    return Jsonb(value, dumps=_json)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def array_parameter(values: npt.NDArray[np.float64]) -> object:
     """A large array of shape (n,), n at least 1, as a float8[] parameter; never of un-noised numbers."""
     return _Float8Array(values)
-
-
-def _begin_safely(connection: psycopg.Connection[Any], _: object) -> None:
-    connection.execute(f"SET LOCAL search_path = {_SAFE_PATH}")
-
-
-def refuse_password(dsn: str) -> None:
-    """A command line is visible to every user of the machine; a password does not belong there."""
-    try:
-        given = psycopg.conninfo.conninfo_to_dict(dsn)
-    except psycopg.Error as error:
-        raise SpecError(f"--dsn is not a libpq connection string: {str(error).strip()}") from None
-    if "password" in given:
-        raise SpecError(
-            "--dsn must not hold a password: use a password file (PGPASSFILE), a service (PGSERVICE) "
-            "or PGPASSWORD"
-        )
 
 
 class Database:
@@ -687,26 +829,7 @@ class Database:
 
     def __init__(self, source: str | sa.Engine = "", *, insecure: bool = False) -> None:
         self._insecure = insecure
-        if isinstance(source, sa.Engine):
-            if source.driver != "psycopg":
-                raise SpecError(
-                    "the engine must use psycopg 3: create_engine('postgresql+psycopg://...'), "
-                    f"not {source.driver}"
-                )
-            self._engine = source
-        elif isinstance(source, str):
-
-            def connect() -> psycopg.Connection[Any]:
-                # Prepared statements would not survive a transaction-mode pooler.
-                return psycopg.connect(source, prepare_threshold=None, application_name="dpml")
-
-            self._engine = sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
-            # SQLAlchemy's own questions to a new server, of one transaction, qualify nothing.
-            sa.event.listen(self._engine, "first_connect", _begin_safely)
-        else:
-            raise SpecError(
-                "source must be a connection string or an SQLAlchemy engine, not an open connection"
-            )
+        self._connect = opener(source)
 
     @contextmanager
     def session(self, isolation: str = "READ COMMITTED") -> Iterator[Session]:
@@ -721,39 +844,34 @@ class Database:
         DpmlError
             For any other error of the server, with its first line and no detail.
         """
+        opened = self._open(isolation)
+        driver = opened.driver
+        session = None
         try:
-            connection = self._engine.connect()
-        except sa.exc.DBAPIError as error:
-            raise _translate(error.orig, connected=False) from None
+            self._require_tls(driver)
+            session = Session(driver)
+            yield session
+            _commit(session)
+        except BaseException as error:
+            # No rollback can be sent while a statement may still be running, as after an interrupt, or on
+            # a lost connection.
+            if not isinstance(error, Exception):
+                with suppress(psycopg.Error):
+                    driver.cancel()
+                driver.close()
+            with suppress(psycopg.Error):
+                driver.rollback()
+            if isinstance(error, psycopg.Error):
+                raise _translate(error, session) from None
+            raise
+        finally:
+            opened.close()
+
+    def _open(self, isolation: str) -> Opened:
+        try:
+            return self._connect(isolation)
         except psycopg.Error as error:
             raise _translate(error, connected=False) from None
-        with connection:
-            connection = connection.execution_options(isolation_level=isolation)
-            role = ""
-            try:
-                with connection.begin() as transaction:
-                    driver = connection.connection.driver_connection
-                    assert isinstance(driver, psycopg.Connection)  # __init__ refuses other drivers
-                    role = driver.info.user
-                    self._require_tls(driver)
-                    session = Session(connection, driver)
-                    try:
-                        yield session
-                    except BaseException as error:
-                        # No rollback can be sent while a statement may still be running, as after an
-                        # interrupt, or on a lost connection.
-                        if not isinstance(error, Exception):
-                            with suppress(psycopg.Error):
-                                session.driver.cancel()
-                            connection.invalidate()
-                        elif session.driver.closed:
-                            connection.invalidate()
-                        raise
-                    _commit(transaction, session)
-            except sa.exc.DBAPIError as error:
-                raise _translate(error.orig, role) from None
-            except psycopg.Error as error:
-                raise _translate(error, role) from None
 
     def _require_tls(self, driver: psycopg.Connection[Any]) -> None:
         info = driver.info
@@ -766,15 +884,14 @@ class Database:
             )
 
 
-def _commit(transaction: sa.RootTransaction, session: Session) -> None:
+def _commit(session: Session) -> None:
     """Commit, and say so where nobody knows whether the server did."""
     try:
-        transaction.commit()
+        session.driver.commit()
     except BaseException as error:
-        original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-        if isinstance(original, psycopg.Error) and original.diag.severity_nonlocalized == "ERROR":
+        if isinstance(error, psycopg.Error) and error.diag.severity_nonlocalized == "ERROR":
             raise  # the server refused
-        session.connection.invalidate()
+        session.driver.close()
         at_stake = session.at_stake
         if not isinstance(error, Exception):
             if at_stake is None:
@@ -789,30 +906,19 @@ def _commit(transaction: sa.RootTransaction, session: Session) -> None:
         raise CommitLostError(f"{_LOST} during the commit: {at_stake}") from None
 
 
-def _grant(primary: str, role: str) -> str:
-    """The GRANT that a permission error asks for; empty for a message that is not understood."""
-    found = _DENIED.fullmatch(primary)
-    if found is None:
-        return ""
-    kind, name = found.groups()
-    grantee = sql.Identifier(role).as_string()
-    if kind in ("function", "aggregate") or name in _PRODUCTS:
-        return (
-            f": it takes GRANT dpml_curator TO {grantee} (dpml_analyst, to apply models only), by a superuser"
-        )
-    thing = sql.Identifier(name).as_string()
-    if kind == "schema":
-        return (
-            f": it takes GRANT USAGE ON SCHEMA {thing} TO {grantee}, and to write a table there GRANT CREATE"
-        )
-    return f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner"
+def _translate(error: psycopg.Error, session: Session | None = None, *, connected: bool = True) -> DpmlError:
+    """A driver's error as ours: the first line of its message, never its detail or context.
 
-
-def _translate(error: BaseException | None, role: str = "", *, connected: bool = True) -> DpmlError:
-    """A server error as ours: the first line of its message, never its detail or context."""
-    translated = _in_our_words(error, role, connected=connected)
+    Parameters
+    ----------
+    error : psycopg.Error
+    session : Session or None
+        Where it arose, to look up which right is missing; what failed must be rolled back.
+    connected : bool
+    """
+    translated = _in_our_words(error, session, connected=connected)
     translated.by_server = raised_by_server(error)
-    if isinstance(error, psycopg.Error) and error.sqlstate:
+    if error.sqlstate:
         translated.cause = _CAUSES.get(error.sqlstate)
     elif isinstance(error, psycopg.OperationalError):
         translated.cause = _LOST
@@ -823,14 +929,12 @@ def raised_by_server(error: BaseException | None) -> bool:
     """Whether the server raised an error, ours or the driver's, so that its log has it in full."""
     if isinstance(error, DpmlError):
         return error.by_server
-    original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-    return isinstance(original, psycopg.Error) and original.sqlstate is not None
+    return isinstance(error, psycopg.Error) and error.sqlstate is not None
 
 
-def _in_our_words(error: BaseException | None, role: str, *, connected: bool) -> DpmlError:
-    text = str(error).strip().splitlines()[0] if error is not None and str(error).strip() else "unknown"
-    if not isinstance(error, psycopg.Error):
-        return DpmlError(text)
+def _in_our_words(error: psycopg.Error, session: Session | None, *, connected: bool) -> DpmlError:
+    # By code and fields alone: the message is in the server's language.
+    text = (str(error).strip().splitlines() or ["unknown"])[0]
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         if connected:
             return UnavailableError(f"{_LOST}: {text}")
@@ -838,6 +942,8 @@ def _in_our_words(error: BaseException | None, role: str, *, connected: bool) ->
             f"cannot reach PostgreSQL: {text}. Check the connection string, or PGHOST, PGPORT, PGDATABASE, "
             "PGUSER and PGSERVICE"
         )
+    if error.sqlstate is None and isinstance(error, psycopg.NotSupportedError):
+        return SpecError(f"{text}: make the engine with connect_args={{'client_encoding': 'UTF8'}}")
     primary = error.diag.message_primary or text
     if error.sqlstate == _READ_ONLY:
         return UnavailableError(
@@ -845,21 +951,34 @@ def _in_our_words(error: BaseException | None, role: str, *, connected: bool) ->
         )
     if error.sqlstate in _UNAVAILABLE:
         return UnavailableError(f"{_CAUSES[error.sqlstate]}: {primary}")
-    if error.sqlstate == _MISSING_SCHEMA or (
-        isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedFunction)
-        and "dpml." in primary
+    missing = isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedFunction)
+    if (missing and re.search(r"(?<![A-Za-z0-9_])dpml\.", primary)) or (
+        error.sqlstate == _MISSING_SCHEMA and (_names(primary, "dpml") or _names(primary, "dpml_work"))
     ):
         return SpecError(
             f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml; "
             "if it is, dpml doctor compares versions"
         )
-    if isinstance(error, psycopg.errors.InsufficientPrivilege) and "row-level security" in primary:
-        return GuaranteeError(
-            f"{primary}, so the rows depend on who asks: copy them into a table without row-level security "
-            "(CREATE TABLE ... AS TABLE ...), as a role that sees them all, and name that"
-        )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return SpecError(primary + _grant(primary, role))
-    if isinstance(error, psycopg.errors.DataError | psycopg.errors.DatatypeMismatch):
+        if error.diag.source_function == _ROW_SECURITY:
+            return GuaranteeError(
+                f"{primary}, so the rows depend on who asks: copy them into a table without row-level "
+                "security (CREATE TABLE ... AS TABLE ...), as a role that sees them all, and name that"
+            )
+        return SpecError(primary + _missing_grant(error, primary, session))
+    refused = psycopg.DataError, psycopg.errors.DatatypeMismatch, psycopg.errors.InvalidSchemaName
+    if isinstance(error, refused):
         return SpecError(primary)
     return DpmlError(primary)
+
+
+def _missing_grant(error: psycopg.Error, primary: str, session: Session | None) -> str:
+    if session is None or error.diag.source_function != _DENIED_BY:
+        return ""
+    try:
+        if session.driver.info.transaction_status != pq.TransactionStatus.IDLE:
+            return session.missing_grant(primary)
+        with session.transaction():
+            return session.missing_grant(primary)
+    except psycopg.Error:  # no connection any more: the error is told without advice
+        return ""

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from pg_dpml.database import Session, array_parameter, sql
+from pg_dpml.database import Session, array_parameter, json_parameter, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean, reads_as, shown
 
@@ -34,56 +32,6 @@ __all__ = [
     "revoke_model",
     "store_model",
 ]
-
-
-class _Float8Array(sa.types.UserDefinedType[Any]):
-    """Written as `array_parameter` gives it, without a look at each number."""
-
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "float8[]"
-
-
-_metadata = sa.MetaData(schema="dpml")
-
-ledger = sa.Table(
-    "ledger",
-    _metadata,
-    sa.Column("id", sa.BigInteger, primary_key=True),
-    sa.Column("charged_at", sa.DateTime(timezone=True)),
-    sa.Column("charged_by", sa.Text),
-    sa.Column("dataset", sa.Text),
-    sa.Column("model", sa.Text),
-    sa.Column("method", sa.Text),
-    sa.Column("private", sa.Boolean),
-    sa.Column("epsilon", sa.Numeric),
-    sa.Column("delta", sa.Numeric),
-    sa.Column("relation", sa.Text),
-    sa.Column("n_rows", sa.BigInteger),
-    sa.Column("mechanism", JSONB),
-)
-
-models = sa.Table(
-    "models",
-    _metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("created_at", sa.DateTime(timezone=True)),
-    sa.Column("owner", sa.Text),
-    sa.Column("granted_to", ARRAY(sa.Text)),
-    sa.Column("method", sa.Text),
-    sa.Column("private", sa.Boolean),
-    sa.Column("task", sa.Text),
-    sa.Column("loss", sa.Text),
-    sa.Column("classes", ARRAY(sa.Text)),
-    sa.Column("weights", ARRAY(sa.Float)),
-    sa.Column("whitening", _Float8Array),
-    sa.Column("n_features", sa.Integer),
-    sa.Column("encoder", JSONB),
-    sa.Column("privacy", JSONB),
-    sa.Column("training", JSONB),
-    sa.Column("charge", sa.BigInteger),
-)
 
 
 @dataclass(frozen=True)
@@ -186,27 +134,23 @@ def charge(
     int
         The ledger's id of the charge.
     """
-    statement = (
-        ledger.insert()
-        .values(
-            dataset=dataset,
-            model=model,
-            method=method,
-            private=True,
-            epsilon=epsilon,
-            delta=delta,
-            relation=relation,
-            n_rows=n_rows,
-            mechanism=dict(mechanism),
-        )
-        .returning(ledger.c.id)
-    )
-    entry = int(session.connection.execute(statement).scalar_one())
+    values = {
+        "dataset": dataset,
+        "model": model,
+        "method": method,
+        "private": True,
+        "epsilon": epsilon,
+        "delta": delta,
+        "relation": relation,
+        "n_rows": n_rows,
+        "mechanism": json_parameter(mechanism),
+    }
+    ((entry,),) = session.fetch(_insert("ledger", values) + sql.SQL(" RETURNING id"), values)
     session.must_last(
         f"epsilon = {float(epsilon):g}, delta = {float(delta):.3g} may be charged, unless dpml.ledger has no "
         f"entry {entry}; no row was read"
     )
-    return entry
+    return int(entry)
 
 
 def store_model(session: Session, model: Model) -> None:
@@ -218,59 +162,66 @@ def store_model(session: Session, model: Model) -> None:
         "task": model.task,
         "loss": model.loss,
         "classes": None if model.classes is None else list(model.classes),
-        "weights": model.weights.tolist(),
+        "weights": array_parameter(model.weights),
         "whitening": None if model.whitening is None else array_parameter(model.whitening.ravel()),
         "n_features": model.n_features,
-        "encoder": dict(model.encoder),
-        "privacy": dict(model.privacy),
-        "training": dict(model.training),
+        "encoder": json_parameter(model.encoder),
+        "privacy": json_parameter(model.privacy),
+        "training": json_parameter(model.training),
         "charge": model.charge,
     }
     if model.owner is not None:
         values["owner"] = model.owner
-    session.connection.execute(models.insert().values(**values))
+    session.execute(_insert("models", values), values)
     session.must_last(f"model {shown(model.name)} may be stored, as dpml models tells")
 
 
-def _model(row: Any) -> Model:
-    whitening = row._mapping.get("whitening")
-    return Model(
-        name=row.name,
-        method=row.method,
-        private=row.private,
-        task=row.task,
-        loss=row.loss,
-        classes=None if row.classes is None else tuple(row.classes),
-        weights=np.asarray(row.weights, dtype=np.float64),
-        n_features=row.n_features,
-        encoder=row.encoder,
-        privacy=row.privacy,
-        training=row.training,
-        charge=row.charge,
-        whitening=None if whitening is None else np.reshape(whitening, (row.n_features, row.n_features)),
-        created_at=row.created_at,
-        owner=row.owner,
-        granted_to=tuple(row.granted_to),
+def _insert(table: str, values: Mapping[str, Any]) -> sql.Composed:
+    """A statement that adds one row to a table of the extension; its parameters have the columns' names."""
+    return sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+        sql.Identifier("dpml", table),
+        sql.SQL(", ").join(map(sql.Identifier, values)),
+        sql.SQL(", ").join(map(sql.Placeholder, values)),
     )
+
+
+_COLUMNS = tuple(column.name for column in fields(Model))
+
+
+def _models(
+    session: Session, of: sql.SQL, parameters: Mapping[str, Any], columns: Sequence[str]
+) -> list[Model]:
+    query = sql.SQL("SELECT {} FROM dpml.models ").format(sql.SQL(", ").join(map(sql.Identifier, columns)))
+    rows = session.fetch(query + of, parameters)
+    return [_model(dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _model(row: dict[str, Any]) -> Model:
+    whitening = row.get("whitening")
+    row["weights"] = np.asarray(row["weights"], dtype=np.float64)
+    row["classes"] = None if row["classes"] is None else tuple(row["classes"])
+    row["granted_to"] = tuple(row["granted_to"])
+    if whitening is not None:
+        row["whitening"] = np.reshape(whitening, (row["n_features"], row["n_features"]))
+    return Model(**row)
 
 
 def list_models(session: Session) -> list[Model]:
     """Every model that the role may see, by name; without the whitening, which may be megabytes a model."""
-    shown = [column for column in models.c if column is not models.c.whitening]
-    rows = session.connection.execute(sa.select(*shown).order_by(models.c.name))
-    return [_model(row) for row in rows]
+    shown = [column for column in _COLUMNS if column != "whitening"]
+    return _models(session, sql.SQL("ORDER BY name"), {}, shown)
 
 
 def find_model(session: Session, name: str) -> Model | None:
     """The stored model of a name, or None if there is none that the role may see."""
-    row = session.connection.execute(sa.select(models).where(models.c.name == name)).one_or_none()
-    return None if row is None else _model(row)
+    found = _models(session, sql.SQL("WHERE name = %(name)s"), {"name": name}, _COLUMNS)
+    return found[0] if found else None
 
 
 def model_of(session: Session, charge: int) -> Model | None:
     """The stored model that a charge paid for, or None."""
-    row = session.connection.execute(sa.select(models).where(models.c.charge == charge)).one_or_none()
-    return None if row is None else _model(row)
+    found = _models(session, sql.SQL("WHERE charge = %(charge)s"), {"charge": charge}, _COLUMNS)
+    return found[0] if found else None
 
 
 def load_model(session: Session, name: str) -> Model:
@@ -379,9 +330,11 @@ def require_role(session: Session, role: str, argument: str) -> str:
 
 def charges_of(session: Session, dataset: str) -> list[Charge] | None:
     """What was spent on a table, in order; None if the role may not read the ledger."""
-    allowed = sa.func.has_table_privilege("dpml.ledger", "SELECT")
-    if not session.connection.execute(sa.select(allowed)).scalar_one():
+    (allowed,) = session.fetch_one(sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.ledger', 'SELECT')"))
+    if not allowed:
         return None
-    shown = [ledger.c[name] for name in Charge.__dataclass_fields__]
-    query = sa.select(*shown).where(ledger.c.dataset == dataset).order_by(ledger.c.id)
-    return [Charge(**row._mapping) for row in session.connection.execute(query)]
+    columns = [column.name for column in fields(Charge)]
+    query = sql.SQL("SELECT {} FROM dpml.ledger WHERE dataset = %(dataset)s ORDER BY id").format(
+        sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    return [Charge(*row) for row in session.fetch(query, {"dataset": dataset})]

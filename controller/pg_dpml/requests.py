@@ -204,7 +204,7 @@ def register(
     values = {
         "name": name,
         "role": role,
-        "source": table.identifier.as_string(session.driver),
+        "source": table.identifier.as_string(),
         "source_owner": _owner_of(session, table.oid),
         "spec": spec,
         "min_epsilon": terms.min_epsilon,

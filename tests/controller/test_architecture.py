@@ -37,6 +37,7 @@ ORDER = [
     ("privacy.step_noise",),
     ("privacy.budget",),
     ("tables.constraints",),
+    ("connections",),
     ("database",),
     ("tables.inspection",),
     ("registry",),
@@ -143,7 +144,7 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
 @pytest.mark.parametrize(
     ("library", "users"),
     [
-        ("psycopg", {"database", "demo_data"}),
+        ("psycopg", {"connections", "database", "demo_data"}),
         ("cffi", {"extension"}),
         ("matplotlib", {"plots"}),
         (
@@ -154,9 +155,9 @@ def test_subpackages_import_nothing_themselves(package: str) -> None:
         (
             "sqlalchemy",
             {
+                "connections",
                 "database",
                 "tables.inspection",
-                "registry",
                 "train",
                 "tuning",
                 "compare",

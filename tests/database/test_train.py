@@ -594,7 +594,9 @@ def test_bad_rows_are_silent(database: str) -> None:
 
     engine = sa.create_engine("postgresql+psycopg://", creator=connect)
     pg_dpml.train(engine, people.spec(), PRIVACY, name="m")
-    assert notices == []
+    of_rows = [notice for notice in notices if 'index "pg_toast_' not in notice]  # of the work tables
+    assert notices
+    assert of_rows == []
     engine.dispose()
 
 
@@ -770,7 +772,8 @@ def test_without_rights_nothing_is_charged(
     data = people.spec(table='"hid den".people')
     denied = 'schema hid den: it takes (GRANT USAGE ON SCHEMA "hid den" TO "alice"), and to write'
     connection.execute(granted(curator, denied, data))
-    granted(curator, 'it takes (GRANT SELECT ON "people" TO "alice")', data)
+    denied = r'table people: it takes (GRANT SELECT ON "hid den"\."people" TO "alice")'
+    connection.execute(granted(curator, denied, data))
     connection.execute('DROP SCHEMA "hid den" CASCADE')
     assert ledger(connection) == []
     pg_dpml.train(curator, people.spec(), PRIVACY, name="m")

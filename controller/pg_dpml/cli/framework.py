@@ -24,7 +24,8 @@ import typer
 
 import pg_dpml
 from pg_dpml.cli import progress
-from pg_dpml.database import Database, Session, refuse_password
+from pg_dpml.connections import refuse_password
+from pg_dpml.database import Database, Session
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, DpmlError
 from pg_dpml.names import shown, visible_lines
 from pg_dpml.privacy.relation import Relation

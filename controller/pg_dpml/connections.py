@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Where connections come from: libpq connection strings, the environment and SQLAlchemy engines.
+
+No error here quotes a connection string, or what a parser said of one: what is
+amiss in it may be the password.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
+
+from pg_dpml.errors import SpecError, UnavailableError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+__all__ = ["Opened", "Opener", "opener", "refuse_password"]
+
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9_.-]*)?://")
+_SECRETS = {"scram_client_key", "scram_server_key"} | {
+    option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*"
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A connection of one session, at its isolation level and outside any transaction.
+
+    Attributes
+    ----------
+    driver : psycopg.Connection
+    close : callable
+        To be called last, whatever has become of the connection.
+    """
+
+    driver: psycopg.Connection[Any]
+    close: Callable[[], None]
+
+
+Opener = Callable[[str], Opened]
+"""Opens a connection for an isolation level, or AUTOCOMMIT; raises psycopg's errors."""
+
+
+def _parameters(dsn: str, what: str) -> dict[str, str]:
+    """The options that a connection string sets."""
+    scheme = _SCHEME.match(dsn)
+    if scheme is not None and (scheme[2] is not None or scheme[1] not in ("postgres", "postgresql")):
+        raise SpecError(
+            f"{what} is a URL for another library than libpq: write postgresql://user@host/database, or pass "
+            "sqlalchemy.create_engine(URL) in Python (postgresql+psycopg)"
+        )
+    refusal = SpecError(
+        f"{what} is not a libpq connection string, such as postgresql://user@host:5432/database or "
+        "host=... dbname=... user=...: in a URL write @ : / ? # and % inside a part as %40 %3A %2F %3F %23 "
+        "and %25, else quote values with blanks. It is not shown, since it may hold a password"
+    )
+    try:
+        options = pq.Conninfo.parse(dsn.encode())
+        given = {o.keyword.decode(): o.val.decode() for o in options if o.val is not None}
+    except (psycopg.Error, ValueError):
+        raise refusal from None
+    # An @ in a URL's password makes a host of what follows, and a slash in it a port of what precedes.
+    misread = scheme is not None and any("@" in given.get(part, "")[1:] for part in ("host", "dbname"))
+    if misread or not re.fullmatch("[0-9, ]*", given.get("port", "")):
+        raise refusal
+    return given
+
+
+def refuse_password(dsn: str) -> None:
+    """A command line is visible to every user of the machine; a password does not belong there."""
+    if _SECRETS & set(_parameters(dsn, "--dsn")):
+        raise SpecError(
+            "--dsn must not hold a password: use a password file (PGPASSFILE), a service (PGSERVICE) "
+            "or PGPASSWORD"
+        )
+
+
+def _start(driver: psycopg.Connection[Any], isolation: str) -> None:
+    """Set how the next transaction starts."""
+    driver.autocommit = isolation == "AUTOCOMMIT"
+    levels = {level.name.replace("_", " "): level for level in psycopg.IsolationLevel}
+    driver.isolation_level = levels.get(isolation)
+
+
+def opener(source: str | sa.Engine) -> Opener:
+    """How a session gets its connection.
+
+    Raises
+    ------
+    SpecError
+        If the source is no connection string, nor an engine over psycopg 3.
+    """
+    if isinstance(source, str):
+        return _by_string(source)
+    if "sqlalchemy" in sys.modules:
+        import sqlalchemy as sa
+
+        if isinstance(source, sa.Engine):
+            return _by_engine(source)
+    raise SpecError("source must be a connection string or an SQLAlchemy engine, not an open connection")
+
+
+def _by_string(dsn: str) -> Opener:
+    given = _parameters(dsn, "the connection string")
+    # psycopg looks up the host that PGHOST names, but does not say it where there is no such host.
+    if not {"host", "hostaddr", "service"} & set(given) and "PGSERVICE" not in os.environ:
+        given.update({"host": os.environ["PGHOST"]} if os.environ.get("PGHOST") else {})
+
+    def connect(isolation: str) -> Opened:
+        # In UTF-8 from the start: an encoding that Python lacks would stop the first statement.
+        settings: dict[str, Any] = {**given, "application_name": "dpml", "client_encoding": "UTF8"}
+        driver = psycopg.connect("", **settings)
+        _start(driver, isolation)
+        return Opened(driver, driver.close)
+
+    return connect
+
+
+def _by_engine(engine: sa.Engine) -> Opener:
+    """With the engine's events. The connections leave its pool: one that is small would not have enough."""
+    import sqlalchemy as sa
+
+    if engine.driver != "psycopg":
+        raise SpecError(
+            f"the engine must use psycopg 3: create_engine('postgresql+psycopg://...'), not {engine.driver}"
+        )
+
+    def connect(isolation: str) -> Opened:
+        one = isinstance(engine.pool, sa.StaticPool | sa.SingletonThreadPool)
+        connection = _connected(engine, only=one)
+        driver = connection.connection.driver_connection
+        idle = isinstance(driver, psycopg.Connection) and (
+            driver.info.transaction_status == pq.TransactionStatus.IDLE
+        )
+        if not isinstance(driver, psycopg.Connection) or (one and not idle):
+            connection.close()
+            raise SpecError(
+                "the engine must give each session a psycopg connection of its own, outside any transaction: "
+                "make it with poolclass=sqlalchemy.NullPool"
+            )
+        if not one:
+            connection.detach()
+            driver.commit()  # what the engine's creator or events have set
+        before = driver.autocommit, driver.isolation_level
+        _start(driver, isolation)
+        connection.begin()  # for the engine's events; what it begins, the driver ends
+
+        def close() -> None:
+            if driver.closed:
+                connection.invalidate()
+            elif one:
+                driver.rollback()
+                driver.autocommit, driver.isolation_level = before
+            connection.close()
+
+        return Opened(driver, close)
+
+    return connect
+
+
+def _connected(engine: sa.Engine, *, only: bool) -> sa.Connection:
+    import sqlalchemy as sa
+
+    try:
+        # Only the first connection of an engine is asked what server it is.
+        if only or engine.dialect.server_version_info is not None:
+            return engine.connect()
+        with _readable(engine):
+            return engine.connect()
+    except sa.exc.DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error):
+            raise error.orig from None
+        raise UnavailableError("cannot reach PostgreSQL by the engine: its connection was lost") from None
+    except sa.exc.TimeoutError:
+        raise UnavailableError(
+            "the engine's pool has no connection left: wait for those that are in use, or give it more "
+            "(pool_size, max_overflow, or poolclass=NullPool)"
+        ) from None
+    except psycopg.Error:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"the engine cannot connect (a {type(error).__name__}, whose text is not shown since it may hold "
+            "a password): try engine.connect()"
+        ) from None
+
+
+@contextmanager
+def _readable(engine: sa.Engine) -> Iterator[None]:
+    """New connections of this thread answer SQLAlchemy's own questions, however they are set up."""
+    import sqlalchemy as sa
+
+    thread = threading.get_ident()
+
+    def settle(driver: object, _: object) -> None:
+        if threading.get_ident() == thread and isinstance(driver, psycopg.Connection):
+            driver.cursor_factory, driver.row_factory = psycopg.Cursor, tuple_row
+            driver.pgconn.exec_(b"SET client_encoding = 'UTF8'")
+
+    sa.event.listen(engine, "connect", settle, insert=True)
+    try:
+        yield
+    finally:
+        sa.event.remove(engine, "connect", settle)
