@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import resource
 import secrets
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +65,7 @@ GOALS: Mapping[str, float] = {
     "scs13-b10-vs-rows": 1.0,
     "poisson-epoch": 10.0,
     "auto-covertype": 150.0,
+    "start-up": 2.2,
 }
 AT_LEAST = ("noiseless-vs-rows",)
 """Goals to reach from above; the others are upper limits."""
@@ -94,6 +97,14 @@ def seconds(action: Callable[[], object]) -> float:
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
+
+
+def processor_seconds(command: Sequence[str]) -> float:
+    """Processor time of a process, whose output is thrown away."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def compare(name: str, ours: Sequence[float], others: Sequence[float], *, inverse: bool = False) -> Result:
@@ -210,6 +221,15 @@ class Bench:
         epoch = sklearn_epoch(self.x, self.y)
         passes, epochs = self._passes_against(epoch)
         return [compare("noiseless-vs-sklearn", passes, epochs)]
+
+    def start_up(self) -> list[Result]:
+        """Processor time of `dpml models`, over importing two libraries that every command needs."""
+        python = (sys.executable, "-c")
+        models = (*python, "from pg_dpml.cli import main; main()", "models", "--dsn", self.dsn)
+        libraries = (*python, "import numpy, psycopg")
+        times = [(processor_seconds(models), processor_seconds(libraries)) for _ in range(self.runs + 1)]
+        ours, others = zip(*times[1:], strict=True)
+        return [compare("start-up", ours, others)]
 
     def bolt_on_overhead(self) -> list[Result]:
         """Share of a run, on a server that waits for its disk, that is spent on being private."""
@@ -437,6 +457,7 @@ def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GO
         "scs13-b10-vs-rows": Bench.scs13_vs_rows,
         "poisson-epoch": Bench.poisson_epoch,
         "auto-covertype": Bench.auto_covertype,
+        "start-up": Bench.start_up,
     }
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--only", action="append", choices=groups, metavar="NAME", help=", ".join(groups))

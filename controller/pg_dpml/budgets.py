@@ -984,8 +984,8 @@ def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
             f"{_opening(replace(budget, unit=unit))}"
         )
     raise GuaranteeError(
-        f"the budget of data set {shown(budget.dataset)} is for {wanted}, and this run has {given}: one budget "
-        f"has one unit of privacy; {fix}"
+        f"the budget of data set {shown(budget.dataset)} is for {wanted}, and this run has {given}: one "
+        f"budget has one unit of privacy; {fix}"
     )
 
 

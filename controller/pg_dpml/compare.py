@@ -7,9 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from pg_dpml import scoring
 from pg_dpml.charged import failure_text
@@ -24,6 +22,9 @@ from pg_dpml.rows import PackedRows, Source, count_units, resolve
 from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec
 from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.train import Alternative, alternative, problem_of, run_method, start_run
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = [
     "DEFAULT_EPSILONS",

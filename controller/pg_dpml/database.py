@@ -496,14 +496,14 @@ class Session:
         if not table.strip():
             raise SpecError("table must be the name of a table, not empty")
         parts = names.parse(table) or ()
-        written = sql.Identifier(*parts).as_string(self.driver) if len(parts) in (1, 2) else None
+        written = sql.Identifier(*parts).as_string() if len(parts) in (1, 2) else None
         with self.role_path():
             (named,) = self.fetch_one(
                 sql.SQL(
                     "SELECT coalesce(pg_catalog.to_regclass(%(written)s), "
                     "pg_catalog.to_regclass(%(exact)s))::pg_catalog.oid"
                 ),
-                {"written": written, "exact": sql.Identifier(table).as_string(self.driver)},
+                {"written": written, "exact": sql.Identifier(table).as_string()},
             )
         if named is None:
             qualified = self.fetch(
@@ -613,7 +613,7 @@ class Session:
                 "into must be the name of a new table as in SQL, such as predictions, or "
                 "schema.predictions, "
                 f"with double quotes around what SQL would not take without, such as "
-                f"{sql.Identifier(name.strip() or 'My Table').as_string(self.driver)}; not "
+                f"{sql.Identifier(name.strip() or 'My Table').as_string()}; not "
                 f"{names.shown(name)}"
             )
         shown = names.visible(name.strip())

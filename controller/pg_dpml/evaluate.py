@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING
 
 from pg_dpml import registry
 from pg_dpml.database import Database, sql
@@ -14,6 +13,9 @@ from pg_dpml.figures import Figures, exact_figures, require_columns
 from pg_dpml.noisy_error import NoisyError, release_error
 from pg_dpml.rows import record_of
 from pg_dpml.spec import PrivacySpec
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = ["Evaluation", "evaluate", "predict"]
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from pg_dpml.database import Session, sql, verbatim
 from pg_dpml.errors import DpmlError
+from pg_dpml.names import shown
 
 __all__ = ["Check", "WorkTable", "drop_work_tables", "examine", "versions", "work_tables"]
 
@@ -295,7 +296,7 @@ def _readable(session: Session, table: str) -> Check:
         fix = f"GRANT SELECT ON {name} TO {role}, by its owner"
         return Check("table", False, f"{role} may not read {name}", fix)
     if refused:
-        note = f"all but {', '.join(refused)}, which no spec can name then"
+        note = f"all but {', '.join(map(shown, refused))}, which no spec can name then"
         return Check("table", True, f"{role} may read columns of {name}", note=note)
     return Check("table", True, f"{role} may read {name}")
 
@@ -332,7 +333,7 @@ def _statistics(session: Session) -> list[Check]:
     if certified and blocks:
         notes.append(
             "pg_stat_io shows every role how many blocks were read, and so the passes of a certified run, "
-            f"which depend on its rows: such runs are allowed on {', '.join(certified)}, until "
+            f"which depend on its rows: such runs are allowed on {', '.join(map(shown, certified))}, until "
             "dpml dataset register DATASET SPEC --no-allow-certified"
         )
     found = (
@@ -348,7 +349,11 @@ def _left_behind(session: Session) -> Check:
         size = sum(table.bytes for table in orphans) / 2**20
         found = f"{len(orphans)} tables left in dpml_work, {size:.1f} MB, with un-noised rows or weights"
         others = sorted({table.owner for table in orphans if not table.ours})
-        fix = f"dpml cleanup, as a superuser or as {', '.join(others)}" if others else "dpml cleanup"
+        fix = (
+            f"dpml cleanup, as a superuser or as {', '.join(map(shown, others))}"
+            if others
+            else "dpml cleanup"
+        )
         return Check("work tables", False, found, fix)
     advice = "a file copy of the server taken during a run may hold its rows; a dump does not"
     return Check("work tables", True, "of live runs only" if tables else "none left", note=advice)

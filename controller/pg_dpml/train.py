@@ -8,9 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from pg_dpml import budgets, registry
 from pg_dpml.charged import run_charged
@@ -24,6 +22,9 @@ from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.privacy.resolution import with_least_epsilon
 from pg_dpml.rows import Source, count_units, pack, require_plannable, require_runnable, resolve
 from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = [
     "Alternative",

@@ -11,9 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from pg_dpml import budgets, registry, scoring
 from pg_dpml.charged import run_charged
@@ -39,6 +37,9 @@ from pg_dpml.train import (
     start_run,
     train_model,
 )
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = ["PublicScores", "TuneResult", "setting_text", "tune"]
 

@@ -529,6 +529,47 @@ def test_the_demo_prints_its_spec(environment: dict[str, str]) -> None:
     assert (result.returncode, result.stdout) == (0, ADULT_SPEC.read_text(encoding="utf-8"))
 
 
+LATER = ("scipy.optimize", "scipy.special", "scipy.stats", "sqlalchemy", "matplotlib", "rich", "pandas")
+"""Libraries that take longer to import than most commands take to run."""
+
+
+@pytest.mark.parametrize(
+    ("command", "may_import"),
+    [
+        (("--help",), ()),
+        (("models", "--dsn", "DSN"), ()),
+        (("plan", "SPEC", "--method", "lbfgs", "--dsn", "DSN"), ()),
+        (
+            ("plan", "SPEC", "--epsilon", "1", "--dsn", "DSN"),
+            ("scipy.optimize", "scipy.special", "scipy.stats"),
+        ),
+    ],
+)
+def test_a_command_imports_what_it_needs(
+    database: str,
+    environment: dict[str, str],
+    spec: str,
+    command: tuple[str, ...],
+    may_import: tuple[str, ...],
+) -> None:
+    script = (
+        "import sys; from pg_dpml.cli import main\n"
+        "try: main()\n"
+        f"finally: sys.stderr.write(' '.join(name for name in {LATER} if name in sys.modules))"
+    )
+    values = {"DSN": database, "SPEC": spec}
+    result = subprocess.run(
+        [sys.executable, "-c", script, *(values.get(word, word) for word in command)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0
+    assert set(result.stderr.split()) <= set(may_import)
+
+
 @pytest.mark.parametrize("group", [(), ("budget",), ("dataset",)])
 def test_no_command_is_described_in_half(environment: dict[str, str], group: tuple[str, ...]) -> None:
     result = subprocess.run(

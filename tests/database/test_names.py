@@ -17,6 +17,7 @@ from pg_dpml.database import Database
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.export import sql_expression
 from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.tables.advice import check_text
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table
 from pg_dpml.tables.template import spec_template
@@ -195,6 +196,10 @@ def test_columns_are_named_as_in_sql_or_exactly(connection: psycopg.Connection) 
     checked = check_table(connection.info.dsn, data)
     assert [column.name for column in checked.columns] == ["Weight ", "age", "Sepal.Length"]
     assert [(unit.column, unit.declared) for unit in checked.units] == [("Patient", True)]
+    text = check_text(checked)
+    assert '\n  "Weight "' in text
+    assert '\n  "\\ufeffSpecies"' in text
+    assert '"b ": 20' in text
     template = spec_template(inspect_table(connection.info.dsn, "FISH"), "ID")
     assert 'column = "id"' in template
     assert '[columns."\\ufeffSpecies"]' in template

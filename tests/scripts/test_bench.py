@@ -41,6 +41,7 @@ def test_results_of_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "scs13-b1",
         "scs13-b10-vs-rows",
         "poisson-epoch",
+        "start-up",
     ]
     assert bench.main(only(*names), EASY) == 0
     lines = json.loads(capsys.readouterr().out)

@@ -55,7 +55,7 @@ Next: scripts/demo --epsilon 0.1     a stronger guarantee
 def plan(
     spec: Spec, privacy: pg_dpml.PrivacySpec | None, training: pg_dpml.TrainSpec, output: Output
 ) -> None:
-    """Show a run's guarantee, noise and passes. It reads only the number of rows; other methods are beside."""
+    """Show a run's guarantee, noise and passes. Reads only the number of rows; other methods are beside."""
     data = pg_dpml.DataSpec.from_toml(spec)
     decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
     others = () if privacy is None else alternatives(decided.problem, privacy)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+import scipy  # which imports its parts where they are used
 
 from pg_dpml.kernels import FloatArray
 
@@ -226,10 +226,10 @@ def _newton(search: _Search, hessian: Callable[[FloatArray], FloatArray]) -> Non
         point, norm = search.point, search.norm
         search.passes += 1
         try:
-            factor = cho_factor(hessian(point), overwrite_a=True, check_finite=False)
-        except LinAlgError:  # at lambda = 0, or rounded from a tiny one
+            factor = scipy.linalg.cho_factor(hessian(point), overwrite_a=True, check_finite=False)
+        except scipy.linalg.LinAlgError:  # at lambda = 0, or rounded from a tiny one
             return
-        direction = -cho_solve(factor, search.gradient, check_finite=False)
+        direction = -scipy.linalg.cho_solve(factor, search.gradient, check_finite=False)
         step = 1.0
         while step >= SHORTEST_NEWTON_STEP and not search.done:
             trial = point + step * direction

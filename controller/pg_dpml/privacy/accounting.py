@@ -16,10 +16,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.optimize import brentq
-from scipy.signal import lfilter
-from scipy.special import gammaln, log_ndtr, logsumexp, ndtr, ndtri
+import scipy  # which imports its parts where they are used
 
 from pg_dpml.privacy.mechanisms import gaussian_delta, gaussian_mu
 from pg_dpml.privacy.relation import Relation
@@ -194,11 +191,11 @@ def _step_losses(multiplier: float, q: float, interval: float, tail: float, *, r
         ratio = np.maximum(np.expm1(losses if removed else -losses) / q, -1.0)
         z = 0.5 * slope + np.log1p(ratio) / slope
     if removed:
-        other = ndtr(-z)
-        own = (1.0 - q) * other + q * ndtr(slope - z)
+        other = scipy.special.ndtr(-z)
+        own = (1.0 - q) * other + q * scipy.special.ndtr(slope - z)
     else:
-        own = ndtr(z)
-        other = (1.0 - q) * own + q * ndtr(z - slope)
+        own = scipy.special.ndtr(z)
+        other = (1.0 - q) * own + q * scipy.special.ndtr(z - slope)
     mass, other_mass = -np.diff(own), -np.diff(other)
     # Rounding leaves a few ulps of `own` in the difference below: they count for the upper point.
     difference = mass - other_mass * np.exp(losses[:-1]) + 2.0**-50 * own[:-1]
@@ -286,7 +283,7 @@ def _compose(step: _StepLosses, steps: int, delta: float, *, weighted: bool = Fa
     while (unmet := excess(order) > 0.0) and order < 1e9:
         below, order = order, 1.3 * order
     if not unmet:
-        order = float(brentq(excess, below, order, rtol=1e-6))
+        order = float(scipy.optimize.brentq(excess, below, order, rtol=1e-6))
     weights, scale = _tilt(step.masses, losses, order)
     mean = float(weights @ losses)
     centre = steps * mean
@@ -308,23 +305,23 @@ def _compose(step: _StepLosses, steps: int, delta: float, *, weighted: bool = Fa
     length = math.ceil((centre + reach(1)) / h) - low + 2
     if length > _MOST_POINTS:
         raise _GridTooLongError(length / _MOST_POINTS)
-    length = next_fast_len(length, real=True)
+    length = scipy.fft.next_fast_len(length, real=True)
     if len(weights) > length:
         weights = np.bincount(np.arange(len(weights)) % length, weights).astype(np.float64)
-    spectrum = rfft(weights, length)
+    spectrum = scipy.fft.rfft(weights, length)
     # Of most frequencies nothing is left, and a power of a complex number is slow.
     left = spectrum.real**2 + spectrum.imag**2 > math.exp(-100.0 / steps)
     spectrum[left] **= steps
     spectrum[~left] = 0.0
-    composed = irfft(spectrum, length)
+    composed = scipy.fft.irfft(spectrum, length)
     composed = np.roll(composed, (steps * step.first - low) % length)
     lost = 2.0 * _LOST + steps * 2.0**-48
     infinite = step.infinite_of(steps)
     # tails[i] is the sum of tilted[j] exp(-order (j - i) h) over j > i, deltas[i] the same with a factor
     # 1 - exp(-(j - i) h): recursions of positive terms, from the last to the first.
     kept = math.exp(-order * h)
-    tails = lfilter([0.0, kept], [1.0, -kept], np.maximum(composed[::-1], 0.0))
-    deltas = lfilter([-math.expm1(-h)], [1.0, -kept * math.exp(-h)], tails)[::-1]
+    tails = scipy.signal.lfilter([0.0, kept], [1.0, -kept], np.maximum(composed[::-1], 0.0))
+    deltas = scipy.signal.lfilter([-math.expm1(-h)], [1.0, -kept * math.exp(-h)], tails)[::-1]
     logs = steps * scale - order * h * (low + np.arange(length)) + np.log(deltas * _ROUND_UP + lost)
     return _Curve(
         interval=h,
@@ -398,7 +395,7 @@ def _pld_epsilon(
 ) -> float:
     """Epsilon by privacy loss distributions on one grid, of a unit removed, added or both."""
     replaced = relation is Relation.REPLACE_ONE
-    tail = -float(ndtri(delta * _NEGLIGIBLE[relation] / steps))
+    tail = -float(scipy.special.ndtri(delta * _NEGLIGIBLE[relation] / steps))
     curves = []
     for removed in directions:
         step = _step_losses(multiplier, q, interval, tail, removed=removed)
@@ -419,7 +416,7 @@ def _least_epsilon(bound: Callable[[float], float], most: float, delta: float) -
         return 0.0
     if excess(most) > 0.0:
         return math.inf
-    epsilon = float(brentq(excess, 0.0, most, rtol=1e-12, xtol=1e-300))
+    epsilon = float(scipy.optimize.brentq(excess, 0.0, most, rtol=1e-12, xtol=1e-300))
     while excess(epsilon) > 0.0:
         epsilon *= 1.0 + 1e-11
     return epsilon
@@ -439,10 +436,14 @@ def _rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation
     for order in _RDP_ORDERS:
         k = np.arange(2, order + 1)
         exponents = (k * k - k) / (2.0 * multiplier**2)
-        logs = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        logs = (
+            scipy.special.gammaln(order + 1)
+            - scipy.special.gammaln(k + 1)
+            - scipy.special.gammaln(order - k + 1)
+        )
         logs += (order - k) * math.log1p(-q) + k * math.log(q)
         logs += exponents + np.log(-np.expm1(-exponents))
-        costs.append((order, steps * float(np.logaddexp(0.0, logsumexp(logs))) * _ROUND_UP))
+        costs.append((order, steps * float(np.logaddexp(0.0, scipy.special.logsumexp(logs))) * _ROUND_UP))
 
     def least_delta(epsilon: float) -> float:
         exponents = [
@@ -521,7 +522,7 @@ def _whole_curve(
     multiplier: float, q: float, steps: int, spare: float, interval: float, *, removed: bool
 ) -> _Curve:
     """Bounds on delta from 1 down to `spare`: the least of some compositions, each exact on a part."""
-    tail = -float(ndtri(spare * _NEGLIGIBLE[Relation.REPLACE_ONE] / steps))
+    tail = -float(scipy.special.ndtri(spare * _NEGLIGIBLE[Relation.REPLACE_ONE] / steps))
     step = _step_losses(multiplier, q, interval, tail, removed=removed)
     # exp(-z^2/2) bounds a normal distribution's tail, and a composition is exact to about z +- 4.
     last = math.sqrt(-2.0 * math.log(spare))
@@ -555,7 +556,10 @@ def _pld_mu(
 
     def dominates(mu: float) -> bool:
         """Whether a test of Gaussians with its threshold in the middle is above, at both ends."""
-        own, other = log_ndtr(0.5 * mu - middles / mu), log_ndtr(-0.5 * mu - middles / mu)
+        own, other = (
+            scipy.special.log_ndtr(0.5 * mu - middles / mu),
+            scipy.special.log_ndtr(-0.5 * mu - middles / mu),
+        )
         return all(
             np.all(
                 deltas[ends]
@@ -756,7 +760,9 @@ def _bst14(epsilon: float, step_delta: float, q: float, steps: int, relation: Re
         )
 
     # The second term alone reaches epsilon at the upper end.
-    step_epsilon = float(brentq(excess, 0.0, epsilon / math.sqrt(2.0 * steps * log_delta), rtol=1e-12))
+    step_epsilon = float(
+        scipy.optimize.brentq(excess, 0.0, epsilon / math.sqrt(2.0 * steps * log_delta), rtol=1e-12)
+    )
     sampled_epsilon = min(1.0, step_epsilon / (2.0 * q))
     stddev = math.sqrt(2.0 * math.log(1.25 / step_delta)) / sampled_epsilon
     return stddev * relation.gradient_change(1.0) * _ROUND_UP

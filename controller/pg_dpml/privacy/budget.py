@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import ndtri_exp
+import scipy  # which imports its parts where they are used
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.privacy import accounting
@@ -445,7 +444,9 @@ def zcdp_delta(epsilon: float, rho: float) -> float:
         less = math.exp(log_order)  # alpha - 1
         return less * ((1.0 + less) * rho - epsilon - math.log1p(1.0 / less)) - math.log1p(less)
 
-    found = minimize_scalar(log_delta, bounds=(-20.0, 30.0), method="bounded", options={"xatol": 1e-9})
+    found = scipy.optimize.minimize_scalar(
+        log_delta, bounds=(-20.0, 30.0), method="bounded", options={"xatol": 1e-9}
+    )
     return math.exp(min(float(found.fun), 0.0))
 
 
@@ -460,7 +461,7 @@ def _zcdp_rho(epsilon: float, delta: float) -> float:
 
 def _pure_mu(epsilon: float) -> float:
     """The mu of a Gaussian release that tells two neighbours apart no worse than any (epsilon, 0) run."""
-    return float(-2.0 * ndtri_exp(-np.logaddexp(0.0, epsilon)))
+    return float(-2.0 * scipy.special.ndtri_exp(-np.logaddexp(0.0, epsilon)))
 
 
 def _ceiling(value: float) -> Decimal:

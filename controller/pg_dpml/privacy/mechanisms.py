@@ -10,9 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.integrate import quad
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtri
+import scipy  # which imports its parts where they are used
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import Noise
@@ -78,7 +76,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     """
     if mu < 1.0 or mu / 2.0 - epsilon / mu < -1.0:
         # full_output: no warning where rounding alone keeps it from 1e-11
-        density = quad(
+        density = scipy.integrate.quad(
             lambda s: math.exp(-0.5 * (s / 2.0 - epsilon / s) ** 2),
             0.0,
             mu,
@@ -87,9 +85,9 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
             full_output=1,
         )
         return float(density[0]) / math.sqrt(2.0 * math.pi)
-    first = log_ndtr(mu / 2.0 - epsilon / mu)
+    first = scipy.special.log_ndtr(mu / 2.0 - epsilon / mu)
     # e^eps alone overflows for large epsilon; the product does not.
-    second = epsilon + log_ndtr(-mu / 2.0 - epsilon / mu)
+    second = epsilon + scipy.special.log_ndtr(-mu / 2.0 - epsilon / mu)
     return max(0.0, float(np.exp(first) - np.exp(second)))
 
 
@@ -132,7 +130,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         low -= 5.0
     while excess(high) < 0.0:
         high += 1.0
-    mu = math.exp(brentq(excess, low, high, xtol=1e-13))
+    mu = math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-13))
     # The relative error of gaussian_delta is far below 1e-9.
     while gaussian_delta(epsilon, mu) * (1.0 + 1e-9) > delta:
         mu *= 1.0 - 1e-10
@@ -594,7 +592,7 @@ def noise_range(noise: ReleaseNoise, confidence: float) -> int:
         In (0, 1).
     """
     if noise.kind == "gaussian":
-        quantile = noise.scale * float(ndtri(0.5 + 0.5 * confidence))
+        quantile = noise.scale * float(scipy.special.ndtri(0.5 + 0.5 * confidence))
     else:
         quantile = -noise.scale * math.log1p(-confidence)
     return max(0, math.ceil(quantile - 0.5))

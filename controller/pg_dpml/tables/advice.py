@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from pg_dpml import names
 from pg_dpml.spec import Column, DataSpec
 from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck
 
@@ -99,7 +100,7 @@ def _label_advice(check: TableCheck) -> Iterator[str]:
     if total and len(empty) == len(sizes) - 1:
         yield "every labelled row is of one class: nothing to learn"
     elif empty:
-        yield f"no row is of class {', '.join(empty)}"
+        yield f"no row is of class {', '.join(map(names.shown, empty))}"
     elif total and min(sizes.values()) < _FEW * total:
         yield "one class is rare: a model that never names it will seem accurate, so look at both classes"
 
@@ -143,7 +144,7 @@ def _unit_advice(unit: UnitCheck, data: DataSpec) -> Iterator[str]:
         yield (
             f"{unit.several:,} of {unit.units:,} values have several rows, up to {unit.most_rows:,}: if it "
             "says whom a row is about (or a join repeats rows), the guarantee for one row is not one for a "
-            f'person. Declare unit = "{unit.column}" and max_rows_per_unit'
+            f"person. Declare unit = {names.toml_text(unit.column)} and max_rows_per_unit"
         )
 
 
@@ -159,13 +160,18 @@ def check_record(check: TableCheck) -> dict[str, Any]:
 def check_text(check: TableCheck) -> str:
     """A check as lines of text."""
     hints = advice(check)
-    name_width = max(len(c.name) for c in (*check.columns, check.label))
-    lines = [OWNER_ONLY, *textwrap.wrap(_CAUTION, 100), "", f"{check.table}, {_rows(check.n_rows)}"]
+    name_width = max(len(names.shown(c.name)) for c in (*check.columns, check.label))
+    lines = [
+        OWNER_ONLY,
+        *textwrap.wrap(_CAUTION, 100),
+        "",
+        f"{names.visible(check.table)}, {_rows(check.n_rows)}",
+    ]
     lines += ["", "Columns"]
     for column in check.columns:
         lines += _entry(column.name, name_width, "; ".join(_findings(column)) or "as the spec says", hints)
     lines += ["", "Label"]
-    findings = [f"{name}: {rows:,}" for name, rows in _class_sizes(check).items()]
+    findings = [f"{names.shown(name)}: {rows:,}" for name, rows in _class_sizes(check).items()]
     others = "of the other class" if _has_other_class(check.data) else "not declared"
     findings += _findings(check.label, others)
     lines += _entry(check.label.name, name_width, "; ".join(findings) or "as the spec says", hints)
@@ -180,7 +186,7 @@ def check_text(check: TableCheck) -> str:
 def _entry(name: str, width: int, text: str, hints: dict[str, list[str]]) -> list[str]:
     indent = " " * (width + 4)
     lines = textwrap.wrap(text, 110 - width, break_long_words=False)
-    lines = [f"  {name:<{width}}  {lines[0]}", *(indent + line for line in lines[1:])]
+    lines = [f"  {names.shown(name):<{width}}  {lines[0]}", *(indent + line for line in lines[1:])]
     for hint in hints.pop(name, ()):
         lines += textwrap.wrap(
             hint, 110, initial_indent=f"{indent}-> ", subsequent_indent=f"{indent}   ", break_long_words=False

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.rows import Source, from_clause, resolve
@@ -19,6 +17,9 @@ from pg_dpml.spec import DataSpec
 from pg_dpml.tables import measuring
 from pg_dpml.tables.inspection import looks_like_person
 from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts, ValueCount, label_field
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = ["Progress", "TableCheck", "UnitCheck", "ValueCheck", "ValueCount", "check_table"]
 

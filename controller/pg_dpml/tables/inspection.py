@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING
 
 from pg_dpml.database import ColumnType, Database, Session, SourceTable, sql
 from pg_dpml.tables.constraints import DOMAIN_VALUE, Facts, column_facts
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = ["CatalogColumn", "CatalogTable", "inspect_table", "looks_like_key", "looks_like_person"]
 
