@@ -42,16 +42,13 @@ class Demo:
     @property
     def text(self) -> str:
         """The demo in words."""
-        return "\n".join(
-            [
-                report.result_text(self.run),
-                "",
-                f"Accuracy on {self.private.n_rows:,} held-out rows",
-                f"  private model     {self.private.accuracy:7.2%}",
-                f"  without privacy   {self.plain.accuracy:7.2%}   (for comparison; not to be published)",
-                f"  majority class    {self.private.majority:7.2%}",
-            ]
-        )
+        figures = [
+            f"Accuracy on {self.private.n_rows:,} held-out rows",
+            f"  private model     {self.private.accuracy:7.2%}",
+            f"  without privacy   {self.plain.accuracy:7.2%}   (for comparison; not to be published)",
+            f"  majority class    {self.private.majority:7.2%}",
+        ]
+        return report.result_text(self.run, figures)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -75,7 +72,9 @@ def adult_server(folder: Path | None) -> Iterator[EmbeddedServer]:
     with EmbeddedServer(folder) as server:
         with Database(server.dsn).session() as session:
             session.execute(sql.SQL("CREATE EXTENSION IF NOT EXISTS pg_dpml"))
-            session.execute(sql.SQL("DELETE FROM dpml.models"))  # of an earlier demo in the same folder
+            # Of an earlier demo in the same folder; what else was made there stays.
+            earlier = sql.SQL("DELETE FROM dpml.models WHERE name = ANY(%(names)s)")
+            session.execute(earlier, {"names": [PRIVATE_MODEL, PLAIN_MODEL]})
             if session.fetch_one(sql.SQL("SELECT pg_catalog.to_regclass('public.adult_train') IS NULL"))[0]:
                 with session.role_path():
                     load_adult(session.driver)

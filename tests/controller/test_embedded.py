@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -143,3 +144,91 @@ def test_install_needs_the_right_to_write(monkeypatch: pytest.MonkeyPatch) -> No
 def test_package_version_is_the_extension_version() -> None:
     assert version("pg_dpml") == extension.Sources.find().version()
     assert embedded.__all__ == ["EmbeddedServer", "find_pg_config"]
+
+
+PG_CONFIG = """#!/bin/sh
+case $1 in
+--version) echo "PostgreSQL {version}" ;;
+--pgxs) echo {folder}/pgxs.mk ;;
+--includedir-server) echo {folder} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "complaint"),
+    [
+        (None, (), "is not there, or not the pg_config of a PostgreSQL."),
+        ("", (), "is not there, or not the pg_config of a PostgreSQL."),
+        ("14.9 (Debian 14.9-1)", ("pgxs.mk", "postgres.h"), "pg_dpml needs PostgreSQL 15 or newer."),
+        ("9.6.1", ("pgxs.mk", "postgres.h"), "pg_dpml needs PostgreSQL 15 or newer."),
+        ("17.2", (), "PostgreSQL 17.2 lacks its development files: no {folder}/pgxs.mk."),
+        ("18beta1", ("pgxs.mk",), "PostgreSQL 18beta1 lacks its development files: no {folder}/postgres.h."),
+    ],
+)
+def test_make_says_what_it_lacks(
+    version: str | None, files: tuple[str, ...], complaint: str, tmp_path: Path
+) -> None:
+    """In one line, with the package or the option that brings it."""
+    pg_config = tmp_path / "pg_config"
+    if version is not None:
+        text = PG_CONFIG.format(version=version, folder=tmp_path) if version else "#!/bin/sh\nexit 1\n"
+        pg_config.write_text(text, encoding="utf-8")
+        pg_config.chmod(0o755)
+    for name in files:
+        (tmp_path / name).touch()
+    command = [
+        "make",
+        "--no-print-directory",
+        "-n",
+        "-C",
+        str(ROOT / "udas"),
+        f"PG_CONFIG={pg_config}",
+        "all",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert complaint.format(folder=tmp_path) in done.stderr
+    assert "PG_CONFIG" in done.stderr
+    if "needs" not in complaint:
+        assert f"apt-get install postgresql-server-dev-{(version or '15')[:2]}" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_demo_says_what_ctrl_c_deletes(folder: Path) -> None:
+    """And of a folder that is kept it deletes nothing but the demo's own models."""
+    script = "import sys; from pg_dpml.cli import main; sys.argv[0] = 'dpml'; main()"
+    command = [sys.executable, "-c", script, "demo", "--keep"]
+
+    def run(*options: str, then: str) -> str:
+        with subprocess.Popen(
+            [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as demo:
+            assert demo.stderr is not None
+            said = ""
+            for line in demo.stderr:
+                said += line
+                if "export PGHOST=" in line:
+                    settings = dict(word.split("=", 1) for word in line.split()[1:])
+                    dsn = f"host={settings['PGHOST']} user={settings['PGUSER']} dbname=postgres"
+                    with psycopg.connect(dsn) as connection:
+                        connection.execute(then.encode())
+                if "adult.toml" in line:
+                    demo.send_signal(signal.SIGINT)
+            assert demo.wait(60) == 130
+        return said
+
+    mine = (
+        "CREATE TEMP TABLE m AS SELECT * FROM dpml.models LIMIT 1; UPDATE m SET name = 'mine'; "
+        "INSERT INTO dpml.models TABLE m"
+    )
+    kept = run("--folder", str(folder), then=mine)
+    assert f"which stops it; its tables and models stay in {folder}" in kept
+    assert "\nStopping the server ...\n" in kept
+    three = "(SELECT count(*) = 3 AND 'mine' = ANY (array_agg(name)) FROM dpml.models)"
+    there = f"DO $$ BEGIN ASSERT {three}; END $$"
+    run("--folder", str(folder), then=there)
+    lost = run(then="SELECT 1")
+    assert "which deletes it with all its tables and models (--folder FOLDER keeps them)" in lost
+    assert "\nStopping the server and deleting it ...\n" in lost

@@ -24,7 +24,8 @@ from pg_dpml.spec import METHODS
 from pg_dpml.train import alternatives, priced_at
 
 _KEEP = """
-The server runs until you press Ctrl-C. In another terminal, and then as README.md, "Five minutes", goes on:
+The server runs until you press Ctrl-C, which {end}.
+In another terminal, and then as README.md, "Five minutes", goes on:
   export PATH={folder}:$PATH
   export {environment}
   dpml demo --spec > adult.toml
@@ -273,7 +274,15 @@ def demo(
         if keep:
             environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in server.environment.items())
             commands = shlex.quote(str(Path(sys.argv[0]).resolve().parent))
-            typer.echo(_KEEP.format(folder=commands, environment=environment), err=True)
-            while True:
-                signal.pause()
+            end = "deletes it with all its tables and models (--folder FOLDER keeps them)"
+            if folder is not None:
+                end = f"stops it; its tables and models stay in {folder}"
+            typer.echo(_KEEP.format(end=end, folder=commands, environment=environment), err=True)
+            try:
+                while True:
+                    signal.pause()
+            finally:
+                typer.echo(
+                    "Stopping the server " + ("and deleting it ..." if folder is None else "..."), err=True
+                )
     typer.echo(_NEXT, err=True)
