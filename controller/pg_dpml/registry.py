@@ -27,6 +27,7 @@ __all__ = [
     "grant_model",
     "list_models",
     "load_model",
+    "may_apply_models",
     "model_of",
     "require_new_name",
     "require_role",
@@ -318,7 +319,7 @@ def grant_model(session: Session, name: str, role: str) -> Model:
 
 
 def may_apply_models(session: Session, role: str) -> bool:
-    """Whether a role has the right to apply models at all: members of dpml_analyst have, "public" is for them."""
+    """Whether a role has the right to apply models at all, as dpml_analyst has; "public" means these."""
     if role.lower() == _EVERYBODY:
         return True
     query = sql.SQL("SELECT pg_catalog.has_table_privilege(%(role)s::name, 'dpml.models', 'SELECT')")

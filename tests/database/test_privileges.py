@@ -540,7 +540,9 @@ def test_who_may_apply_no_model_is_told_the_grant(database: str, connection: psy
         assert "Warning" not in good(dpml(carol, "grant", "own", "outsider"))
         assert predicted_by(database, "outsider", "own") == N
     finally:
-        connection.execute('REVOKE ALL ON dpml.models FROM outsider; DROP OWNED BY "odd one"; DROP ROLE "odd one"')
+        connection.execute(
+            'REVOKE ALL ON dpml.models FROM outsider; DROP OWNED BY "odd one"; DROP ROLE "odd one"'
+        )
 
 
 @pytest.mark.one_major
