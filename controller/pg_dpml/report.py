@@ -15,6 +15,7 @@ from pg_dpml.budgets import Outlook
 from pg_dpml.compare import Comparison, ComparisonEntry
 from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluate import Evaluation
+from pg_dpml.meaning import belief_text, odds_factor, posterior
 from pg_dpml.methods.plan import Guarantee, Plan, PlannedNoise, noise_record
 from pg_dpml.noisy_error import NoisyError
 from pg_dpml.privacy.composed import ComposedNoise
@@ -95,11 +96,31 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
     return (
         f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy: whatever else an attacker "
         f"knows, the released model changes the odds of any claim about one row by at most a factor "
-        f"e^{guarantee.epsilon:g} = {math.exp(min(guarantee.epsilon, 700.0)):.3g}, except with probability "
-        f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {guarantee.relation.meaning}."
-        f"{unit_text(guarantee)} "
+        f"e^{guarantee.epsilon:g} = {odds_factor(guarantee.epsilon):.3g}, except with probability "
+        f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {neighbours_text(guarantee)}"
+    )
+
+
+def neighbours_text(guarantee: Guarantee) -> str:
+    """Which tables the guarantee holds between, and what is public in both."""
+    return (
+        f"{guarantee.relation.meaning}.{unit_text(guarantee)} "
         "Public: the table's and columns' names, bounds, levels, the number of rows, the training settings."
     )
+
+
+def _promise_lines(guarantee: Guarantee | None) -> list[tuple[str, str]]:
+    """The guarantee for who reads no further: what it is called, and what it means for a person."""
+    if guarantee is None:
+        return [("Guarantee", NOT_PRIVATE)]
+    whom = "one row" if guarantee.unit is None else f"all rows with one value of {guarantee.unit}"
+    name = f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of {whom}"
+    return [("Guarantee", name), ("Meaning", belief_text(guarantee))]
+
+
+def _filled(found: Sequence[tuple[str, str]]) -> list[str]:
+    """Headings and texts as lines of at most 100 characters."""
+    return [textwrap.fill(f"{heading:<12}{text}", 100, subsequent_indent=" " * 12) for heading, text in found]
 
 
 def plan_record(
@@ -120,6 +141,7 @@ def plan_record(
         record["epsilon"] = plan.guarantee.epsilon
         record["delta"] = plan.guarantee.delta
         record["relation"] = plan.guarantee.relation.value
+        record["belief"] = {"before": 0.5, "after_at_most": posterior(0.5, plan.guarantee.epsilon)}
     if plan.noise is not None:
         record["noise"] = noise_record(plan.noise)
     if plan.reason:
@@ -149,28 +171,35 @@ def _alternative_record(other: Alternative) -> dict[str, Any]:
 
 def plan_text(plan: Plan, others: Sequence[Alternative] = (), outlook: Outlook | None = None) -> str:
     """A plan, what it costs its budget, and other methods beside it, as a few lines of text."""
+    found = [
+        *_promise_lines(plan.guarantee),
+        *([] if outlook is None else [("Budget", _outlook_text(outlook))]),
+    ]
+    return "\n".join([*_filled(found), *_how_lines(plan), *_alternative_lines(others)])
+
+
+def _how_lines(plan: Plan) -> list[str]:
+    """Data, method and noise of a plan, and the guarantee's small print."""
     loss, problem = plan.work.loss, plan.problem
     found = [
-        (
-            "Method",
-            f"{plan.method}, loss {loss.kind}"
-            + (f" with its derivative clipped at {loss.clip:g}" if math.isfinite(loss.clip) else ""),
-        ),
+        *(("Warning", warning) for warning in plan.warnings),
         (
             "Data",
             f"{problem.n_rows:,} rows, {problem.n_features} features"
             + (f", {problem.n_outputs} classes" if problem.n_outputs > 1 else ""),
         ),
+        (
+            "Method",
+            f"{plan.method}, loss {loss.kind}"
+            + (f" with its derivative clipped at {loss.clip:g}" if math.isfinite(loss.clip) else ""),
+        ),
         *([("Why", plan.reason)] if plan.reason else []),
         *plan.work.lines(),
         *((("Noise on", _noised(plan.noise)), *plan.noise.lines()) if plan.noise is not None else ()),
-        ("Guarantee", guarantee_text(plan.guarantee)),
-        *([] if outlook is None else [("Budget", _outlook_text(outlook))]),
-        *(("Warning", warning) for warning in plan.warnings),
     ]
-    lines = (f"{heading:<12}{text}" for heading, text in found)
-    filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
-    return "\n".join([*filled, *_alternative_lines(others)])
+    if plan.guarantee is not None:
+        found.append(("Neighbours", f"{plan.guarantee.relation.value}: {neighbours_text(plan.guarantee)}"))
+    return _filled(found)
 
 
 def _outlook_text(outlook: Outlook) -> str:
@@ -243,15 +272,22 @@ def result_record(result: TrainResult) -> dict[str, Any]:
     }
 
 
-def result_text(result: TrainResult) -> str:
-    """A run as a few lines of text."""
+def result_text(result: TrainResult, figures: Sequence[str] = ()) -> str:
+    """A run as a few lines of text: its guarantee, figures about the model, and how it was made.
+
+    Parameters
+    ----------
+    result : TrainResult
+    figures : sequence of str
+        Lines that a reader wants before the method and its noise, such as the accuracy.
+    """
     taken = passes_text(result.passes)
     if result.seconds is not None:
         taken += f" in {result.seconds:.1f} s"
-    lines = [f"Model {result.model.name}: {taken}."]
+    lines = [f"Model {result.model.name}: {taken}.", *_filled(_promise_lines(result.plan.guarantee))]
     if result.model.charge is not None:
-        lines.append(f"Charged as entry {result.model.charge} of dpml.ledger.")
-    return "\n".join(lines) + "\n" + plan_text(result.plan)
+        lines += _filled([("Charged", f"as entry {result.model.charge} of dpml.ledger")])
+    return "\n".join([*lines, *(["", *figures, ""] if figures else []), *_how_lines(result.plan)])
 
 
 def tuning_record(result: TuneResult) -> dict[str, Any]:
@@ -273,7 +309,7 @@ def tuning_text(result: TuneResult) -> str:
         how = (
             f"Tuned privately on {result.n_rows:,} rows: each candidate was trained on about "
             f"{result.sizes[-1]:,} of its own and scored on {result.sizes[-1]:,} others, and one was chosen "
-            "at random, the better the likelier. The guarantee below covers all of it. No score is kept."
+            "at random, the better the likelier. The guarantee above covers all of it. No score is kept."
         )
         scores = [""] * len(result.grid.settings)
     else:
@@ -286,7 +322,7 @@ def tuning_text(result: TuneResult) -> str:
     lines = [textwrap.fill(how, 100), "Candidates"]
     for i, (setting, score) in enumerate(zip(result.grid.settings, scores, strict=True)):
         lines.append(f"{'*' if i == result.chosen else ' ':>3} {score}{setting_text(setting)}")
-    return "\n".join([*lines, "", result_text(result.trained)])
+    return result_text(result.trained, lines)
 
 
 def evaluation_record(evaluation: Evaluation) -> dict[str, Any]:

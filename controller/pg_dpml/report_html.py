@@ -12,8 +12,8 @@ from typing import Any
 from pg_dpml import plots
 from pg_dpml.compare import Comparison
 from pg_dpml.evaluate import Evaluation
+from pg_dpml.meaning import chance_text, odds_factor, posterior, share_text, suspicion
 from pg_dpml.methods.plan import Guarantee
-from pg_dpml.privacy.relation import Relation
 from pg_dpml.registry import Charge, Model
 from pg_dpml.report import (
     COMPARISON_HEAD,
@@ -30,7 +30,7 @@ from pg_dpml.report import (
     unit_text,
 )
 
-__all__ = ["comparison_html", "model_html", "posterior"]
+__all__ = ["comparison_html", "model_html"]
 
 SHOWN = 40
 """Coefficients in the picture and the table."""
@@ -39,31 +39,23 @@ PRIORS = (0.01, 0.1, 0.5)
 MOST_CLASSES = 12
 """A larger confusion matrix is not drawn."""
 
+LONGEST_WORD = 24
+"""Letters that stay together in a cell. A longer name is broken where the page ends."""
+
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 52rem; margin: 2rem auto;
   padding: 0 1rem }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
 table { border-collapse: collapse; margin: .8rem 0 }
+.wide { overflow-x: auto }
 th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
-  border-bottom: 1px solid #ddd; overflow-wrap: anywhere }
-td.n, th.n { text-align: right }
+  border-bottom: 1px solid #ddd }
+.n { text-align: right; white-space: nowrap }
+.long { overflow-wrap: anywhere; min-width: 12rem }
 .card { border: 1px solid #9db8d9; background: #f3f7fc; border-radius: 6px; padding: .3rem 1.2rem }
 .stamp { color: #fff; background: #c00000; font-weight: bold; border-radius: 6px; padding: .8rem 1.2rem }
 img { max-width: 100%; height: auto } figure { margin: 1rem 0 } .note { color: #555; font-size: .9rem }
 """
-
-
-def posterior(prior: float, epsilon: float) -> float:
-    """Largest belief that an attacker of some prior can reach, where delta does not strike.
-
-    Parameters
-    ----------
-    prior : float
-        In (0, 1).
-    epsilon : float
-        In (0, inf): the odds grow by at most e^epsilon.
-    """
-    return prior / (prior + (1.0 - prior) * math.exp(-epsilon))
 
 
 def model_html(
@@ -79,7 +71,8 @@ def model_html(
     ----------
     model : Model
     charges : sequence of Charge or None
-        What was spent on the training table; None if the ledger may not be read.
+        What was spent on the training table, of which only the sum is shown: the report is to hand on. None
+        if the ledger may not be read.
     evaluation : Evaluation or None
         On public rows.
     versions : mapping of str to str
@@ -89,10 +82,9 @@ def model_html(
     sections = [
         f"<h1>{escape(title)}</h1>",
         _stamp(model),
-        _guarantee_card(model),
-        _coefficients(model),
+        _guarantee_card(model, charges),
         _accuracy(model, evaluation),
-        _spending(model, charges),
+        _coefficients(model),
         _provenance(model, versions),
     ]
     return _page(title, sections)
@@ -139,16 +131,18 @@ def _stamp(model: Model) -> str:
 
 
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numeric: Sequence[int] = ()) -> str:
-    """A table of escaped cells; columns in `numeric` are set to the right."""
+    """A table of escaped cells, columns in `numeric` set to the right. One too wide for a page scrolls."""
+
+    def cell(text: str, tag: str, i: int) -> str:
+        long = max(map(len, text.split()), default=0) > LONGEST_WORD
+        of_class = " class=n" if i in numeric else " class=long" if long else ""
+        return f"<{tag}{of_class}>{escape(text)}</{tag}>"
 
     def line(cells: Sequence[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{' class=n' if i in numeric else ''}>{escape(cell)}</{tag}>"
-            for i, cell in enumerate(cells)
-        )
+        return f"<tr>{''.join(cell(text, tag, i) for i, text in enumerate(cells))}</tr>"
 
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f"<table>{'<tr>' + line(head, 'th') + '</tr>' if head else ''}{body}</table>"
+    body = "".join(line(row, "td") for row in rows)
+    return f"<div class=wide><table>{line(head, 'th') if head else ''}{body}</table></div>"
 
 
 def _picture(png: bytes, caption: str) -> str:
@@ -160,51 +154,34 @@ def _picture(png: bytes, caption: str) -> str:
     )
 
 
-def _share(value: float) -> str:
-    """A probability as a percentage that never reads as certainty."""
-    return "more than 99.99 %" if value > 0.9999 else f"{100.0 * value:.3g} %"
-
-
-def _suspicion(guarantee: Guarantee) -> str:
-    """The claim that an attacker weighs, under the relation of the guarantee."""
-    about = "one row" if guarantee.unit is None else f"all rows with one value of {guarantee.unit}"
-    if guarantee.relation is Relation.REPLACE_ONE:
-        return f"guesses the values of {about}"
-    return f"guesses that {about} took part, rather than being blanked out"
-
-
-def _guarantee_card(model: Model) -> str:
+def _guarantee_card(model: Model, charges: Sequence[Charge] | None) -> str:
     guarantee = guarantee_of(model)
     if guarantee is None:
         return ""
-    odds = math.exp(min(guarantee.epsilon, 700.0))
+    odds = odds_factor(guarantee.epsilon)
     rows = [
         (
-            _share(prior),
-            _share(posterior(prior, guarantee.epsilon)),
-            _share(posterior(prior, -guarantee.epsilon)),
+            share_text(prior),
+            share_text(posterior(prior, guarantee.epsilon)),
+            share_text(posterior(prior, -guarantee.epsilon)),
         )
         for prior in PRIORS
     ]
     head = ("Belief before", "At most, after", "At least, after")
     return f"""<h2>What an attacker learns at most</h2>
 <div class="card">
-<p>Suppose that an attacker knows all the rest of the training table and {escape(_suspicion(guarantee))}.
+<p>Suppose that an attacker knows all the rest of the training table and {escape(suspicion(guarantee))}.
 Seeing this model multiplies the odds of the guess, against any other, by at most
 e<sup>{guarantee.epsilon:g}</sup> = {odds:.3g}, and divides them by no more. A belief of 50 % becomes at most
-<b>{_share(posterior(0.5, guarantee.epsilon))}</b>.</p>
+<b>{share_text(posterior(0.5, guarantee.epsilon))}</b>.</p>
 {_table(rows, head)}
-<p>This fails with probability at most delta = {guarantee.delta:.3g}, or {_chance(guarantee.delta)}.
+<p>This fails with probability at most delta = {guarantee.delta:.3g}, or {chance_text(guarantee.delta)}.
 Whatever is computed from the model reveals no more.</p>
-{_table(_terms(guarantee))}
+{_table(_terms(guarantee, _spending(model, charges)))}
 </div>"""
 
 
-def _chance(delta: float) -> str:
-    return "never" if delta <= 0.0 else f"one in {1.0 / delta:,.3g}"
-
-
-def _terms(guarantee: Guarantee) -> list[tuple[str, str]]:
+def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
     unit = "one row of the table; one person must have one row"
     if guarantee.unit is not None:
         unit = (
@@ -225,7 +202,7 @@ def _terms(guarantee: Guarantee) -> list[tuple[str, str]]:
             "bounds and levels come from the meaning of the columns and not from the rows; nobody else reads "
             "the server's memory or the run's private tables; running times are not observed",
         ),
-        ("Not covered", "other releases from the same rows add to this one (see below)"),
+        ("Not covered", f"other releases from the same rows, which add to this one: {spending}"),
     ]
 
 
@@ -295,34 +272,16 @@ def _accuracy(model: Model, evaluation: Evaluation | None) -> str:
 
 
 def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
-    """What else was released about the training table."""
+    """What was released about the training table in all: the sum, as other models are not the reader's."""
     if charges is None:
-        return (
-            '<p class="note">Whoever made this report may not read dpml.ledger, so it lists no charges.</p>'
-        )
-    if not charges:
-        return ""
-    rows = [
-        (
-            f"{entry.id}" + (" (this model)" if entry.id == model.charge else ""),
-            f"{entry.charged_at:%Y-%m-%d %H:%M %Z}",
-            entry.method,
-            entry.model,
-            f"{entry.epsilon:f}",
-            f"{entry.delta:.3g}",
-        )
-        for entry in charges
-    ]
+        return "whoever made this report may not read dpml.ledger, which lists them"
+    if all(entry.id == model.charge for entry in charges):
+        return "there were none when this report was made"
+    many = f"with this one there were {len(charges)} when this report was made"
     if len({(entry.relation, entry.mechanism.get("unit")) for entry in charges}) > 1:
-        total = "They are about different neighbours, so that they do not simply add up."
-    else:
-        epsilon, delta = (sum(getattr(entry, key) or 0 for entry in charges) for key in ("epsilon", "delta"))
-        total = f"Together at most ({epsilon:f}, {delta:.3g})-differential privacy, by adding up."
-    return (
-        f"<h2>All charges on {escape(charges[0].dataset)}</h2>\n"
-        + _table(rows, ("Charge", "When", "Method", "Model", "Epsilon", "Delta"), (4, 5))
-        + f"<p>{total}</p>"
-    )
+        return f"{many}, about different neighbours, so that they do not simply add up"
+    epsilon, delta = (sum(getattr(entry, key) or 0 for entry in charges) for key in ("epsilon", "delta"))
+    return f"{many}, together at most ({epsilon:f}, {float(delta):.3g})-differential privacy, by adding up"
 
 
 def _provenance(model: Model, versions: Mapping[str, str]) -> str:
@@ -331,7 +290,6 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
         ("Trained on", f"{training.get('dataset')}, {training.get('n_rows', 0):,} rows"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
-        *((f"Option {key}", str(value)) for key, value in training.get("options", {}).items()),
         ("Features", f"{model.n_features}, rows brought to norm 1 ({model.encoder['norm']})"),
         ("Stored", f"{model.created_at:%Y-%m-%d %H:%M %Z} by {model.owner}" if model.created_at else ""),
         ("Charge", "none" if model.charge is None else f"entry {model.charge} of dpml.ledger"),

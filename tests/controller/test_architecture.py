@@ -44,6 +44,7 @@ ORDER = [
     ("rows",),
     ("portions",),
     ("methods.plan",),
+    ("meaning",),
     ("budgets",),
     ("methods.job",),
     ("methods.sgd",),
