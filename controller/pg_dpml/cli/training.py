@@ -26,7 +26,7 @@ from pg_dpml.train import alternatives, priced_at
 _KEEP = """
 The server runs until you press Ctrl-C, which {end}.
 In another terminal, and then as README.md, "Five minutes", goes on:
-  export PATH={folder}:$PATH
+  export PATH={folder}:$PATH:{programs}
   export {environment}
   dpml demo --spec > adult.toml
 """
@@ -277,7 +277,9 @@ def demo(
             end = "deletes it with all its tables and models (--folder FOLDER keeps them)"
             if folder is not None:
                 end = f"stops it; its tables and models stay in {folder}"
-            typer.echo(_KEEP.format(end=end, folder=commands, environment=environment), err=True)
+            programs = shlex.quote(str(server.programs))
+            lines = _KEEP.format(end=end, folder=commands, programs=programs, environment=environment)
+            typer.echo(lines, err=True)
             try:
                 while True:
                     signal.pause()
