@@ -152,6 +152,13 @@ class EmbeddedServer:
             "PGDATABASE": "postgres",
         }
 
+    @property
+    def programs(self) -> Path:
+        """The folder of psql and the server's other programs."""
+        if self._tree is None:
+            raise DpmlError("the embedded server is not running")
+        return self._tree.path("BINDIR")
+
     def dsn_of(self, database: str, user: str = "postgres") -> str:
         """Connection string of another database or role."""
         if self._sockets is None:

@@ -42,7 +42,9 @@ def odds_factor(epsilon: float) -> str:
 
 def share_text(value: float) -> str:
     """A probability as a percentage that never reads as certainty."""
-    return "more than 99.99 %" if value > 0.9999 else f"{100.0 * value:.3g} %"
+    if value > 0.9999:
+        return "more than 99.99 %"
+    return f"{100.0 * value:.{3 if value < 0.9995 else 4}g} %"
 
 
 def chance_text(delta: float) -> str:

@@ -209,7 +209,10 @@ def test_the_demo_says_what_ctrl_c_deletes(folder: Path) -> None:
             said = ""
             for line in demo.stderr:
                 said += line
+                if "export PATH=" in line:
+                    programs = Path(line.strip().rpartition(":")[2])
                 if "export PGHOST=" in line:
+                    assert programs.joinpath("psql").is_file()
                     settings = dict(word.split("=", 1) for word in line.split()[1:])
                     dsn = f"host={settings['PGHOST']} user={settings['PGUSER']} dbname=postgres"
                     with psycopg.connect(dsn) as connection:

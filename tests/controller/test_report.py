@@ -19,7 +19,7 @@ import pytest
 from pg_dpml import plots, report
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.figures import CalibrationBin
-from pg_dpml.meaning import chance_text, posterior
+from pg_dpml.meaning import belief_text, chance_text, posterior, share_text, suspicion
 from pg_dpml.registry import Charge, Model
 from pg_dpml.report_html import LONGEST_WORD, model_html
 
@@ -180,6 +180,37 @@ def test_posterior(prior: float, epsilon: float) -> None:
     if epsilon < 100.0:
         odds = found / (1.0 - found) / (prior / (1.0 - prior))
         assert np.log(odds) == pytest.approx(epsilon, rel=1e-9)
+
+
+def test_the_readme_says_what_an_epsilon_means() -> None:
+    """In the words of the report, so that neither can say anything else."""
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    [heading] = re.findall(r"^\| epsilon \|(.*)\|$", readme, re.MULTILINE)
+    priors = [float(share) / 100.0 for share in re.findall(r"([\d.]+) % becomes", heading)]
+    rows = re.findall(r"^\| ([\d.]+) \| (.* %.*) \|$", readme, re.MULTILINE)
+    assert [float(epsilon) for epsilon, _ in rows] == [0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0]
+    for epsilon, cells in rows:
+        assert cells.split(" | ") == [share_text(posterior(prior, float(epsilon))) for prior in priors]
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_remove"])
+@pytest.mark.parametrize("unit", [None, "patient"])
+def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> None:
+    privacy = {**MODEL.privacy, "relation": relation, "unit": unit, "epsilon": 3.0, "delta": 1e-6}
+    guarantee = report.guarantee_of(replace(MODEL, privacy=privacy))
+    assert guarantee is not None
+    text = belief_text(guarantee)
+    assert suspicion(guarantee) in text
+    assert "a belief of 50 % becomes at most 95.3 % by seeing the model" in text
+    assert "except with probability 1e-06 (one in a million)" in text
+    assert "except" not in belief_text(replace(guarantee, delta=0.0))
+    assert "becomes at most <b>95.3 %</b>" in " ".join(html(replace(MODEL, privacy=privacy)).split())
+
+
+def test_no_share_reads_as_certainty() -> None:
+    shares = [0.5, 0.9949, 0.99959, 0.99985, 0.9999, 0.99999, 1.0]
+    expected = ["50 %", "99.5 %", "99.96 %", "99.98 %", "99.99 %", "more than 99.99 %", "more than 99.99 %"]
+    assert [share_text(share) for share in shares] == expected
 
 
 @words_only

@@ -39,7 +39,7 @@ from pg_dpml.train import alternatives, priced_at
 _KEEP = """
 The server runs until you press Ctrl-C, which {end}.
 In another terminal, and then as README.md, "Five minutes", goes on:
-  export PATH={folder}:$PATH
+  export PATH={folder}:$PATH:{programs}
   export {environment}
   dpml demo --spec > adult.toml
 """
@@ -314,7 +314,8 @@ def demo(
             end = "deletes it with all its tables and models (--folder FOLDER keeps them)"
             if folder is not None:
                 end = f"stops it; its tables and models stay in {folder}"
-            note(_KEEP.format(end=end, folder=commands, environment=environment))
+            programs = shlex.quote(str(server.programs))
+            note(_KEEP.format(end=end, folder=commands, programs=programs, environment=environment))
             try:
                 while True:
                     signal.pause()
