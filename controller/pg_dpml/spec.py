@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 import math
@@ -190,6 +191,14 @@ def _name(value: object, name: str) -> None:
     require_text(value, name)
 
 
+def _inner_table(keys: Mapping[str, Any]) -> tuple[str, ...]:
+    """Path to the innermost table among the keys, which TOML makes of each dot in a name without quotes."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            return (key, *_inner_table(value))
+    return ()
+
+
 def _table(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} must be a table of keys, not {value!r}")
@@ -201,13 +210,31 @@ def _read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file of UTF-8."""
+    """The text of a file of UTF-8, with or without a byte-order mark.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read, or has another encoding, as editors and shells of Windows write it.
+    """
     try:
-        return Path(path).read_bytes().decode()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from error
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data
+    if wide:
+        raise SpecError(
+            f"{path} is not text of UTF-8 but of UTF-16, or no text: save it as UTF-8 (in PowerShell with "
+            "Out-File -Encoding utf8 in place of >)"
+        )
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not a TOML file: {error}") from error
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(
+            f"{path} is not text of UTF-8 (line {line}, byte {error.start + 1}): save it as UTF-8, as an "
+            "editor offers in Save As"
+        ) from error
 
 
 def _parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -326,6 +353,13 @@ class Column:
         """The column of a `[columns.NAME]` table."""
         where = f"column {name}"
         keys = _table(given, where)
+        cut = _inner_table(keys)
+        if cut:
+            whole = json.dumps(".".join((name, *cut)), ensure_ascii=False)
+            raise SpecError(
+                f"{where}: {cut[0]} is a table, and no key of a column is one; quote names with dots: "
+                f"[columns.{whole}]"
+            )
         _known(keys, [f.name for f in fields(cls) if f.name != "name"], where)
         return cls(name=name, **keys)
 
@@ -393,6 +427,13 @@ class Label:
     def from_mapping(cls, given: object) -> Label:
         """The label of a `[label]` table."""
         keys = _table(given, "[label]")
+        cut = _inner_table(keys)
+        if cut:
+            whole = json.dumps(".".join(cut), ensure_ascii=False)
+            raise SpecError(
+                f"[label]: {cut[0]} is a table, and no key of the label is one; quote names with dots: "
+                f"column = {whole}"
+            )
         _known(keys, [f.name for f in fields(cls)], "[label]")
         if not isinstance(keys.get("column"), str):
             raise SpecError("[label] needs column = NAME")

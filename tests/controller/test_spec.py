@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from pg_dpml.errors import SpecError
 from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec, read_text
 
 BINARY = Label("income", positive=">50K")
 AGE = Column("age", lower=17, upper=90)
@@ -268,7 +269,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         DataSpec.from_toml(write(tmp_path, "table = people"))
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b'table = "M\xfcnchen"')
-    with pytest.raises(SpecError, match="not a TOML file"):
+    with pytest.raises(SpecError, match="not text of UTF-8"):
         DataSpec.from_toml(latin)
     with pytest.raises(SpecError):
         DataSpec.from_toml(tmp_path)
@@ -363,3 +364,61 @@ def test_specs_are_frozen() -> None:
     for spec in (AGE, BINARY, data(), PrivacySpec(1), TrainSpec()):
         with pytest.raises(dataclasses.FrozenInstanceError):
             spec.extra = 1  # type: ignore[union-attr]
+
+
+# Files
+
+
+SMALL = 'table = "fish"\n[label]\ncolumn = "y"\npositive = "Zürich"\n[columns.x]\nlower = 0\nupper = 1\n'
+
+
+@pytest.mark.parametrize("read", [DataSpec.from_toml, Grid.from_toml])
+def test_byte_order_marks_are_skipped(read: Callable[[Path], object], tmp_path: Path) -> None:
+    text = SMALL if read == DataSpec.from_toml else "[grid]\npasses = [1, 2]\n[training]\nmethod = 'dp-gd'\n"
+    path = tmp_path / "file.toml"
+    path.write_bytes(text.encode())
+    plain = read(path)
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert read(path) == plain
+
+
+@pytest.mark.parametrize("read", [DataSpec.from_toml, Grid.from_toml, read_text])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_names_the_fix(read: Callable[[Path], object], encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.toml"
+    path.write_bytes(SMALL.encode(encoding))
+    with pytest.raises(SpecError, match=r"file\.toml is not text of UTF-8 but of UTF-16.*save it as UTF-8"):
+        read(path)
+
+
+@pytest.mark.parametrize("read", [DataSpec.from_toml, Grid.from_toml, read_text])
+@pytest.mark.parametrize("encoding", ["cp1252", "cp850", "latin-1"])
+def test_code_pages_name_the_line_and_the_fix(
+    read: Callable[[Path], object], encoding: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "file.toml"
+    path.write_bytes(SMALL.encode(encoding))
+    with pytest.raises(
+        SpecError, match=r"file\.toml is not text of UTF-8 \(line 4, byte \d+\): save it as UTF-8"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ("[columns.Sepal.Length]\nlower = 0\nupper = 1", '[columns."Sepal.Length"]'),
+        ("[columns.sepal.length]\nlower = 0\nupper = 1", '[columns."sepal.length"]'),
+        ("[columns]\nsepal.length.in.cm = {lower = 0, upper = 1}", '[columns."sepal.length.in.cm"]'),
+        ("[columns]\na.lower.lower = 0\na.lower.upper = 1", '[columns."a.lower"]'),
+        ("[columns.a]\nlower = 0\nupper = 1\n[columns.a.b]\nlower = 0\nupper = 1", '[columns."a.b"]'),
+        ('[columns."my x"."é"]\nlower = 0', '[columns."my x.é"]'),
+        ("[columns.x]\nlower = 0\nupper = 1\n[label.Sepal.Length]\npositive = 1", 'column = "Sepal.Length"'),
+    ],
+)
+def test_names_with_dots_need_quotes(columns: str, name: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        DataSpec.from_text(
+            f'table = "iris"\nlabel.column = "y"\nlabel.positive = 1\n{columns}\n', "iris.toml"
+        )
+    assert f"quote names with dots: {name}" in str(refusal.value)
