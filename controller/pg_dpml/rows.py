@@ -447,10 +447,14 @@ def _prepare(session: Session, source: Source) -> None:
     record = record_of(source.encoder, source.table, with_label=True)
     rows = shuffled(source)
     table = source.table.identifier
-    session.fetch(
-        sql.SQL("SELECT dpml.encode(%(encoder)s, {}) FROM (SELECT (NULL::{}).*) AS t").format(record, table),
-        {"encoder": json_parameter(source.encoder)},
+    parse = sql.SQL("SELECT dpml.encode(%(encoder)s, {}) FROM (SELECT (NULL::{}).*) AS t").format(
+        record, table
     )
+    parsed = session.attempt(lambda: session.fetch(parse, {"encoder": json_parameter(source.encoder)}))
+    if type(parsed) is DpmlError and parsed.cause is None:
+        raise SpecError(f"the server cannot read the levels or classes of the spec: {parsed}")
+    if isinstance(parsed, DpmlError):
+        raise parsed
     query = _packing(source, rows.encoded, rows.order)
     session.quoting_no_row(
         lambda: session.fetch(sql.SQL("EXPLAIN ") + query, rows.parameters),
