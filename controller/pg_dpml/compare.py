@@ -332,10 +332,10 @@ def _measure_splits(
     """
     try:
         with owner_stamp(not public):
-            with session.owners_path():
-                left_out = count_left_out(session, source)
             majority = _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
-            return left_out, majority
+            # Last, so that no frame of a failure holds values of rows.
+            with session.owners_path():
+                return count_left_out(session, source), majority
     except DpmlError:
         raise
     except Exception as error:

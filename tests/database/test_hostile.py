@@ -104,6 +104,8 @@ CALLS: dict[str, list[str]] = {
     "pack(bytea,integer,integer)": [BLOCK, "2", "2147483647"],
     "encode(jsonb,record)": [json_literal(SPEC), RECORD],
     "encode(jsonb,record,boolean)": [json_literal(SPEC), RECORD, "true"],
+    'number("any")': ["1.5::numeric"],
+    'numbers("any",integer)': ["'{1,NULL}'::numeric[]", "2"],
     "rows(bytea)": [BLOCK],
     "poisson_steps(bytea,integer,double precision)": [BLOCK, "3", "0.5::float8"],
     "unpack(bytea)": [BLOCK],
@@ -422,6 +424,22 @@ def functions(connection: psycopg.Connection) -> list[Function]:
     return [Function(signature, kind, tuple(types), support) for signature, kind, types, support in rows]
 
 
+ANYTHING = [
+    *ARRAYS,
+    *(f"{number}::float8" for number in NUMBERS),
+    *(
+        "'x'",
+        "'x'::text",
+        "'{}'::jsonb",
+        "'{a}'::text[]",
+        "'5874897-12-31'::date",
+        "'{infinity,NULL}'::date[]",
+    ),
+    *("'1 2'::int2vector", "repeat('9', 9999)::numeric", "'(1,2)'::point", "NULL", "NULL::numeric", "now()"),
+    RECORD,
+]
+
+
 def hostile_values(type_: str, good: str) -> list[str]:
     """Bad values of a type, in the place of a good one."""
     if type_ == "jsonb":
@@ -435,6 +453,7 @@ def hostile_values(type_: str, good: str) -> list[str]:
         "boolean": ["NULL::boolean", "false"],
         "text": [f"{text}::text" for text in TEXTS],
         "record": RECORDS,
+        '"any"': ANYTHING,
         "dpml.epoch": EPOCHS,
     }[type_]
 

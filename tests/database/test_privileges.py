@@ -57,6 +57,8 @@ FOR_CURATORS = {
     "gram(bytea,double precision[],jsonb)",
     "loss(bytea,double precision[],jsonb)",
     "loss(double precision[],double precision,double precision[],jsonb)",
+    'number("any")',
+    'numbers("any",integer)',
     "pack(bytea)",
     "pack(bytea,integer,integer)",
     "poisson_steps(bytea,integer,double precision)",

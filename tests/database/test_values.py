@@ -130,6 +130,7 @@ LEVELS: dict[str, Levels] = {
     "n": Levels("name", TOWNS, TEXTS),
     "c": Levels('"char"', ("a", "b"), {"'a'": 0, "'b'": 1, "'A'": -1, "''": -1}),
     "m": Levels("mood", ("low", "Low"), {"'low'": 0, "'Low'": 1, "'high'": -1}),
+    "md": Levels("moody", ("low", "Low"), {"'low'": 0, "'Low'": 1, "'high'": -1}),
     "b": Levels("boolean", ("true", "false"), {"true": 0, "false": 1}),
     "i2": Levels("smallint", ("1", "2.0"), {"1": 0, "2": 1, "3": -1, "-32768": -1}),
     "i8": Levels(
@@ -198,7 +199,7 @@ class Odd:
             'CREATE COLLATION no_case FROM "C"; END $$; '
             "CREATE DOMAIN town AS text COLLATE no_case; "
             "CREATE DOMAIN share AS numeric(5, 2) CHECK (VALUE < 99); "
-            "CREATE TYPE mood AS ENUM ('high', 'low', 'Low')"
+            "CREATE TYPE mood AS ENUM ('high', 'low', 'Low'); CREATE DOMAIN moody AS mood"
         )
         self.connection.execute(_table())
 

@@ -300,6 +300,9 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
 
 
 def _by_bytes(field: Field) -> sql.Composed:
+    """A column whose equal values are equal to the encoder; of an enum, whatever domain it has."""
+    if field.type.kind == "enum":
+        return sql.SQL("coalesce({}, NULL)").format(field.identifier)  # NULL takes the domain off
     collation = sql.SQL(' COLLATE pg_catalog."C"' if field.type.collated else "")
     return sql.SQL("{}{}").format(field.identifier, collation)
 

@@ -53,7 +53,7 @@ _ROW_SECURITY = (
 
 _DEFAULTS = (
     "Public bounds of the {count} columns of type {type} below whose constraints say none. Do they mean the "
-    "same in all of these columns? Where not, give a column bounds of its own.",
+    "same in all of these columns? Where not, give a column bounds or levels of its own.",
 )
 _ALIKE = 10
 """Columns of one type without bounds that make a template write [defaults]."""
@@ -88,13 +88,14 @@ def spec_template(table: CatalogTable, label: str | None = None) -> str:
         lines += ["", *_comment(*_VIEW), "# definition_is_public = true"]
     lines += ["", *_unit_lines(table), "", *_label_lines(table, label)]
     alike = _alike(table, label)
+    shared = {column.name for column in alike}
     if alike:
         words = [text.format(count=len(alike), type=alike[0].type.name) for text in _DEFAULTS]
         open_ = [f"{key} = {toml_text(FILL_IN)}" for key in ("lower", "upper")]
         lines += ["", "[defaults]", *_comment(*words), *open_]
     for column in table.columns.values():
         if column.name != label:
-            lines += ["", *_column_lines(column, by_default=column in alike)]
+            lines += ["", *_column_lines(column, by_default=column.name in shared)]
     return "\n".join(lines) + "\n"
 
 
