@@ -901,7 +901,9 @@ class Database:
     Parameters
     ----------
     source : str or sqlalchemy.Engine
-        libpq connection string or URL, or an engine over psycopg 3.
+        libpq connection string or URL, or an engine over psycopg 3. Each session has a connection of its
+        own, which leaves the engine's pool and is closed; of a pool that has one alone (StaticPool), that
+        one, if it is in no transaction.
     insecure : bool
         Allow TCP without TLS to another machine.
     """
