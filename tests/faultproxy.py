@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: PostgreSQL
-"""A forwarder between a client and a server, which can lose the connection at any request."""
+"""A forwarder between a client and a server, which can lose the connection at any request, or translate."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import shutil
 import socket
@@ -34,8 +35,36 @@ def lose_nothing(number: int, text: str) -> Loss:
     return Loss.NONE
 
 
+# As in PostgreSQL's own German catalogue.
+_GERMAN = {
+    r"permission denied for (?:table|view) (.*)": r"keine Berechtigung für Tabelle \1",
+    r"permission denied for schema (.*)": r"keine Berechtigung für Schema \1",
+    r"permission denied for (?:function|aggregate) (.*)": r"keine Berechtigung für Funktion \1",
+    r"query would be affected by row-level security policy for table \"(.*)\"": (
+        r"Anfrage würde durch Policy für Sicherheit auf Zeilenebene für Tabelle »\1« beeinflusst werden"
+    ),
+    r"schema \"(.*)\" does not exist": r"Schema »\1« existiert nicht",
+    r"relation \"(.*)\" does not exist": r"Relation »\1« existiert nicht",
+    r"function (.*) does not exist": r"Funktion \1 existiert nicht",
+}
+
+
+def german(message: str) -> str:
+    """A server's message in another language: one it has a translation of, or none that is understood."""
+    for pattern, translation in _GERMAN.items():
+        if found := re.fullmatch(pattern, message):
+            return found.expand(translation)
+    return f"nicht übersetzt: {message[::-1]}"
+
+
 class FaultProxy:
     """`with FaultProxy(dsn) as proxy: psycopg.connect(proxy.dsn)`, for a server on a Unix socket.
+
+    Parameters
+    ----------
+    dsn : str
+    translate : callable or None
+        Makes another primary message of that of an error or notice; clients must speak UTF-8.
 
     Attributes
     ----------
@@ -44,7 +73,8 @@ class FaultProxy:
         SQL of every request of all connections so far; the end of a COPY is a request of its own.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, translate: Callable[[str], str] | None = None) -> None:
+        self._translate = translate
         server = conninfo_to_dict(dsn)
         self._server = f"{server['host']}/.s.PGSQL.{server['port']}"
         self._folder = Path(tempfile.mkdtemp(prefix="proxy-"))
@@ -77,6 +107,14 @@ class FaultProxy:
                 return
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
+    def _translated(self, server: socket.socket) -> bytes:
+        message = _message(server, _some(server, 1))
+        assert self._translate is not None
+        if message[:1] not in (b"E", b"N"):
+            return message
+        body = _fields(message[5:], self._translate)
+        return message[:1] + (len(body) + 4).to_bytes(4, "big") + body
+
     def _serve(self, client: socket.socket) -> None:
         with client, socket.socket(socket.AF_UNIX) as server, contextlib.suppress(OSError, EOFError):
             server.connect(self._server)
@@ -85,7 +123,7 @@ class FaultProxy:
             while True:
                 ready, _, _ = select.select([client, server], [], [])
                 if server in ready:
-                    client.sendall(_some(server))
+                    client.sendall(_some(server) if self._translate is None else self._translated(server))
                     continue
                 message = _message(client, _some(client, 1))
                 kind, body = message[:1], message[5:]
@@ -103,6 +141,19 @@ class FaultProxy:
                 while loss is Loss.ANSWER:
                     if _message(server, _some(server, 1))[:1] in (b"Z", b"G"):  # ready, or ready to COPY
                         return
+
+
+def _fields(report: bytes, translate: Callable[[str], str]) -> bytes:
+    """The fields of an error or notice, with the severity and primary message for people translated."""
+    changed = b""
+    for part in report.split(b"\0")[:-2]:
+        kind, text = part[:1], part[1:]
+        if kind == b"S":
+            text = b"FEHLER"
+        if kind == b"M":
+            text = translate(text.decode("utf-8", "replace")).encode()
+        changed += kind + text + b"\0"
+    return changed + b"\0"
 
 
 def _some(source: socket.socket, most: int = 2**16) -> bytes:

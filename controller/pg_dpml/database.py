@@ -271,18 +271,12 @@ class _Cursor(psycopg.Cursor[tuple[Any, ...]]):
 
 @contextmanager
 def _text() -> Iterator[None]:
-    """A part in which text is sent or read: what is not UTF-8 is an error of the driver, as NUL is."""
+    """A part in which text is sent: what is not UTF-8 is an error of the driver, as NUL is."""
     try:
         yield
     except UnicodeEncodeError as error:
         shown = error.object.encode("utf-8", "backslashreplace").decode()
         raise psycopg.DataError(f"text that is not UTF-8 was given: {shown[:_LONGEST_SHOWN]}") from None
-    except UnicodeDecodeError as error:
-        shown = error.object.decode("utf-8", "backslashreplace")
-        raise psycopg.DataError(
-            f"the database has text that is not UTF-8: {shown[:_LONGEST_SHOWN]}. Only encoding SQL_ASCII "
-            "keeps such bytes: rename what is called so, or write the values anew"
-        ) from None
 
 
 class Session:
@@ -517,6 +511,7 @@ class Session:
                 f"functions could run with the rights of role {names.visible(lent)}: connect as "
                 f"{names.shown(owner)}, or as a curator without such rights"
             )
+        self._require_utf8(table, oid)
         return SourceTable(oid, schema, name, kind, row_security, self._columns(oid))
 
     def _is_meant(self, table: str, parts: Sequence[str], schema: str, name: str) -> bool:
@@ -688,6 +683,25 @@ class Session:
             {"oid": oid},
         )
         return {row[0]: _column_type(*row[1:]) for row in rows}
+
+    def _require_utf8(self, table: str, oid: int) -> None:
+        """Refuse column names that cannot be sent; only a database of encoding SQL_ASCII has such."""
+        if self.driver.info.parameter_status("server_encoding") != "SQL_ASCII":
+            return
+        rows = self.fetch(
+            sql.SQL(
+                "SELECT pg_catalog.convert_to(attname, 'SQL_ASCII') FROM pg_catalog.pg_attribute "
+                "WHERE attrelid = %(oid)s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+            ),
+            {"oid": oid},
+        )
+        shown = [name.decode("utf-8", "backslashreplace") for (name,) in rows]
+        others = [text for text, (name,) in zip(shown, rows, strict=True) if text.encode() != name]
+        if others:
+            raise SpecError(
+                f"table {table}: the names of columns {', '.join(others)} are not UTF-8: rename them, or "
+                "name a view that does"
+            )
 
 
 # A query runs functions of its views, and its planner those of indexes, statistics and constraints, with the
@@ -958,6 +972,11 @@ def _in_our_words(error: psycopg.Error, session: Session | None, *, connected: b
         return SpecError(
             f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml; "
             "if it is, dpml doctor compares versions"
+        )
+    if isinstance(error, psycopg.errors.CharacterNotInRepertoire):
+        return SpecError(
+            f"{primary}: a name or value in this database is not UTF-8, which its encoding SQL_ASCII allows; "
+            "rename what is called so, or write such values anew"
         )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         if error.diag.source_function == _ROW_SECURITY:

@@ -128,7 +128,9 @@ def _whitened_factor(model: Model) -> str:
 
 
 def _text(value: str) -> str:
-    return sql.Literal(value).as_string(None).strip()
+    # Not by psycopg: without a connection libpq quotes for the encoding of the last one of the process.
+    quoted = "'" + value.replace("'", "''") + "'"
+    return "E" + quoted.replace("\\", "\\\\") if "\\" in value else quoted
 
 
 def _number(value: float) -> str:

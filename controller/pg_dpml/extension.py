@@ -184,7 +184,7 @@ def _compile(c_files: list[Path], includes: Path, build: Path) -> Path:
     main, *others = [str(path) for path in c_files]
     # In a process of its own: distutils works in the current folder and prints as it likes.
     command = [sys.executable, "-c", _COMPILE_STEP, str(build), main, str(len(others)), *others, *flags]
-    environment = dict(os.environ, CC=_compiler())
+    environment = dict(os.environ, CC=_compiler(), LC_ALL="C")  # the log is read: `_first_error`
     environment.setdefault("LDSHARED", f"{environment['CC']} -shared")
     run = subprocess.run(
         command,
@@ -307,6 +307,7 @@ def _pgxs(pg_config: Path, sources: Sources, scratch: Path, variables: list[str]
         ]
         run = subprocess.run(
             command,
+            env=dict(os.environ, LC_ALL="C"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

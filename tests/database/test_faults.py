@@ -18,8 +18,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psycopg
 import pytest
+import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from typer.testing import CliRunner, Result
@@ -28,7 +30,7 @@ import people
 import pg_dpml
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml import budgets
+from pg_dpml import budgets, registry
 from pg_dpml.cli import app
 from pg_dpml.database import Database
 from pg_dpml.embedded import EmbeddedServer
@@ -828,6 +830,30 @@ def test_a_pooler_in_transaction_mode(
     )
     shown = cli("doctor", dsn=pooler)
     assert "a pooler stands between" in shown.output
+
+
+@pytest.mark.one_major
+def test_odd_clients_of_a_pooler(pooler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding and date style are settings that PgBouncer keeps for each client; others keep theirs."""
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    monkeypatch.setenv("PGDATESTYLE", "German")
+
+    def connect() -> psycopg.Connection:
+        return psycopg.connect(pooler, cursor_factory=psycopg.ClientCursor, prepare_threshold=0)
+
+    engine = sa.create_engine("postgresql+psycopg://", creator=connect, isolation_level="AUTOCOMMIT")
+    with reconnected(pooler) as other:
+        for source in (pooler, engine):
+            name = f"Πόλη of a {type(source).__name__}"
+            weights = pg_dpml.train(source, people.spec(), PRIVACY, name=name).model.weights
+            with Database(source).session() as session:
+                found = registry.load_model(session, name)
+            np.testing.assert_array_equal(found.weights, weights)
+            shown = other.execute(
+                "SELECT current_setting('client_encoding'), current_setting('datestyle')"
+            ).fetchone()
+            assert shown == ("LATIN1", "German, DMY")
+    engine.dispose()
 
 
 @pytest.mark.one_major
