@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,9 +32,13 @@ MARGIN = 0.25
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of a home directory that takes no cache of fonts
     # No pyplot: it would keep figures, and look for a screen.
     from matplotlib.figure import Figure
 
+    logger.setLevel(level)
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     for side in ("top", "right"):

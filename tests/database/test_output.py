@@ -47,7 +47,7 @@ def shell(database: str, tmp_path: Path) -> Shell:
     def run(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "LC_", "LANG"))}
         function = f'dpml() {{ {RUN} "$@"; }}\n'
-        given = kept | {"HOME": "/nonexistent/home", "DSN": database} | environment
+        given = kept | {"HOME": "/dev/null/home", "DSN": database} | environment
         return subprocess.run(
             ["bash", "-c", function + line],
             cwd=tmp_path,
@@ -133,7 +133,7 @@ def test_a_reader_that_leaves_is_no_error(shell: Shell) -> None:
 def test_bytes_that_are_no_text_are_refused(shell: Shell) -> None:
     refused = shell('dpml show "$(printf "n\\351")" --dsn "$DSN"')
     assert refused.returncode == 2
-    assert '--model must be text in UTF-8, not "n\\udce9"' in clean(refused)
+    assert '--model must be text, and "n\\udce9" is not UTF-8' in clean(refused)
 
 
 def test_files_that_cannot_be_written(shell: Shell, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def _as_text(option: str, value: Any) -> Any:
         return os.fsencode(value).decode() if any("\udc80" <= c <= "\udcff" for c in value) else value
     except UnicodeDecodeError:
         name = option.rstrip("_").replace("_", "-")
-        raise pg_dpml.SpecError(f"--{name} must be text in UTF-8, not {shown(value)}") from None
+        raise pg_dpml.SpecError(f"--{name} must be text, and {shown(value)} is not UTF-8") from None
 
 
 def decimal(text: str, option: str) -> Decimal:
