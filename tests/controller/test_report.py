@@ -196,7 +196,7 @@ def test_the_readme_says_what_an_epsilon_means() -> None:
 @pytest.mark.parametrize("relation", ["replace_one", "add_remove"])
 @pytest.mark.parametrize("unit", [None, "patient"])
 def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> None:
-    privacy = MODEL.privacy | {"relation": relation, "unit": unit, "epsilon": 3.0, "delta": 1e-6}
+    privacy = {**MODEL.privacy, "relation": relation, "unit": unit, "epsilon": 3.0, "delta": 1e-6}
     guarantee = report.guarantee_of(replace(MODEL, privacy=privacy))
     assert guarantee is not None
     text = belief_text(guarantee)
