@@ -122,8 +122,9 @@ def _promise_lines(guarantee: Guarantee | None) -> list[tuple[str, str]]:
 
 
 def _filled(found: Sequence[tuple[str, str]]) -> list[str]:
-    """Headings and texts as lines of at most 100 characters."""
-    return [textwrap.fill(f"{heading:<12}{text}", 100, subsequent_indent=" " * 12) for heading, text in found]
+    """Headings and texts as lines of at most 100 characters, a number and its % on one line."""
+    lines = (f"{heading:<12}{text}".replace(" %", "\u00a0%") for heading, text in found)
+    return [textwrap.fill(line, 100, subsequent_indent=" " * 12).replace("\u00a0", " ") for line in lines]
 
 
 def plan_record(

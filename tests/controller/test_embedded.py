@@ -207,19 +207,22 @@ def test_the_demo_says_what_ctrl_c_deletes(folder: Path) -> None:
         ) as demo:
             assert demo.stderr is not None
             said = ""
-            for line in demo.stderr:
-                said += line
-                if "export PATH=" in line:
-                    programs = Path(line.strip().rpartition(":")[2])
-                if "export PGHOST=" in line:
-                    assert programs.joinpath("psql").is_file()
-                    settings = dict(word.split("=", 1) for word in line.split()[1:])
-                    dsn = f"host={settings['PGHOST']} user={settings['PGUSER']} dbname=postgres"
-                    with psycopg.connect(dsn) as connection:
-                        connection.execute(then.encode())
-                if "adult.toml" in line:
-                    demo.send_signal(signal.SIGINT)
-            assert demo.wait(60) == 130
+            try:
+                for line in demo.stderr:
+                    said += line
+                    if "export PATH=" in line:
+                        programs = Path(line.strip().rpartition(":")[2])
+                    if "export PGHOST=" in line:
+                        assert programs.joinpath("psql").is_file()
+                        settings = dict(word.split("=", 1) for word in line.split()[1:])
+                        dsn = f"host={settings['PGHOST']} user={settings['PGUSER']} dbname=postgres"
+                        with psycopg.connect(dsn) as connection:
+                            connection.execute(then.encode())
+                    if "adult.toml" in line:
+                        demo.send_signal(signal.SIGINT)
+                assert demo.wait(60) == 130
+            finally:
+                demo.terminate()  # where an assertion failed, it would run for ever
         return said
 
     mine = (

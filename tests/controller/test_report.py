@@ -207,6 +207,14 @@ def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> N
     assert "becomes at most <b>95.3 %</b>" in " ".join(html(replace(MODEL, privacy=privacy)).split())
 
 
+def test_a_percentage_stays_on_one_line() -> None:
+    for filler in range(100):
+        text = "\n".join(report._filled([("Meaning", f"{'x ' * filler}50 % becomes 73.1 %")]))
+        assert "50 %" in text
+        assert "73.1 %" in text
+        assert max(map(len, text.splitlines())) <= 100
+
+
 def test_no_share_reads_as_certainty() -> None:
     shares = [0.5, 0.9949, 0.99959, 0.99985, 0.9999, 0.99999, 1.0]
     expected = ["50 %", "99.5 %", "99.96 %", "99.98 %", "99.99 %", "more than 99.99 %", "more than 99.99 %"]
