@@ -100,7 +100,7 @@ def _label_advice(check: TableCheck) -> Iterator[str]:
     if total and len(empty) == len(sizes) - 1:
         yield "every labelled row is of one class: nothing to learn"
     elif empty:
-        yield f"no row is of class {', '.join(map(names.shown, empty))}"
+        yield f"no row is of class {', '.join(empty)}"
     elif total and min(sizes.values()) < _FEW * total:
         yield "one class is rare: a model that never names it will seem accurate, so look at both classes"
 
@@ -127,9 +127,10 @@ def _has_other_class(data: DataSpec) -> bool:
 
 
 def _class_sizes(check: TableCheck) -> dict[str, int]:
-    sizes = {level.value: level.rows for level in check.label.levels or ()}
+    """Rows of each class, by its name as it is shown."""
+    sizes = {names.shown(level.value): level.rows for level in check.label.levels or ()}
     if _has_other_class(check.data):
-        sizes[f"not {check.data.label.positive}"] = check.label.unknown
+        sizes[f"not {names.shown(str(check.data.label.positive))}"] = check.label.unknown
     return sizes
 
 
@@ -171,7 +172,7 @@ def check_text(check: TableCheck) -> str:
     for column in check.columns:
         lines += _entry(column.name, name_width, "; ".join(_findings(column)) or "as the spec says", hints)
     lines += ["", "Label"]
-    findings = [f"{names.shown(name)}: {rows:,}" for name, rows in _class_sizes(check).items()]
+    findings = [f"{name}: {rows:,}" for name, rows in _class_sizes(check).items()]
     others = "of the other class" if _has_other_class(check.data) else "not declared"
     findings += _findings(check.label, others)
     lines += _entry(check.label.name, name_width, "; ".join(findings) or "as the spec says", hints)
