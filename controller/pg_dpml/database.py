@@ -664,10 +664,37 @@ class Session:
         return bool(found)
 
     def missing_grant(self, message: str) -> str:
-        """The GRANT that a permission error asks for; empty if it cannot be told.
+        """What a permission error asks for: the GRANT, and what goes without it; empty if it cannot be told.
 
         The error has no field for what may not be used, but a message in the server's language names it.
         """
+        grant = self._grant(message)
+        return grant + self._requestable() if grant else ""
+
+    def _requestable(self) -> str:
+        """The end of a message about a right: of which data sets the role may request models without it."""
+        (readable,) = self.fetch_one(
+            sql.SQL(
+                "SELECT coalesce(pg_catalog.has_table_privilege("
+                "pg_catalog.to_regclass('dpml.datasets')::pg_catalog.oid, 'SELECT'), false)"
+            )
+        )
+        if not readable:
+            return ""
+        rows = self.fetch(
+            sql.SQL(
+                "SELECT name FROM dpml.datasets WHERE offered AND registered_by <> current_user ORDER BY name"
+            )
+        )
+        if not rows:
+            return ""
+        offered = ", ".join(names.shown(name) for (name,) in rows)
+        return (
+            f"; without it, ask in SQL for a model of {offered}: SELECT dpml.request(...), as "
+            "SELECT dpml.help('requests') explains"
+        )
+
+    def _grant(self, message: str) -> str:
         rows = self.fetch(_DENIED, {"message": message, "looked_up": self._looked_up})
         named = [row for row in rows if _names(message, row[1])]
         if not named:

@@ -173,6 +173,26 @@ def waits(connection: psycopg.Connection) -> bool:
 # What an analyst gets
 
 
+def test_who_may_not_train_is_told_what_may_be_requested(database: str, tmp_path: Path) -> None:
+    """An analyst of a data set, at the command line; who is offered none hears of the GRANT alone."""
+    spec = tmp_path / "census.toml"
+    spec.write_text(SPEC, encoding="utf-8")
+
+    def refused(role: str) -> str:
+        arguments = ["train", str(spec), "--epsilon", "0.1", "--name", "m", "--dsn", of(role, database)]
+        answer = CliRunner().invoke(app, arguments)
+        assert answer.exit_code == 2, answer.output
+        return answer.output
+
+    request = "; without it, ask in SQL for a model of census: SELECT dpml.request(...)"
+    assert request not in refused("ana")
+    offer(database)
+    told = refused("ana")
+    assert "it takes GRANT" in told
+    assert request in told
+    assert "census" not in refused("eve")
+
+
 @pytest.mark.parametrize("training", [{"method": "bolt-on"}, {}, {"method": "dp-sgd", "passes": 1}])
 def test_who_may_not_read_the_table_gets_a_model(
     database: str, connection: psycopg.Connection, training: dict[str, Any]
