@@ -913,7 +913,8 @@ WHEN 'ledger' THEN
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
 SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
 Runs on the same rows add up; dpml budget open DATASET --epsilon E --table TABLE sets a limit, in dpml.budgets.
-dpml budget show | history | close DATASET. Direct calls of the aggregates are not in it, and are not private.'
+dpml budget show | history | close DATASET; SELECT * FROM dpml.budgets_on(ARRAY[''TABLE''::regclass]::oid[]).
+Direct calls of the aggregates are not in it, and are not private.'
 WHEN 'requests' THEN
 'Models of tables that you may not read. Their owner registers a data set, which has a budget, and runs the service:
 dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
@@ -921,7 +922,7 @@ Members of ROLE with dpml_analyst ask for models, and own them:
 SELECT name, role, spec, min_epsilon, max_epsilon, min_delta, max_delta FROM dpml.datasets WHERE offered;
 CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.3}, "training": {"method": "dp-gd"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
-CALL goes in autocommit mode only, and a request is seen once it is committed.
+CALL goes in autocommit mode only (by dpml.require_autocommit()), and a request is seen once it is committed.
 What is committed is run and charged, even if the session ends.
 privacy: epsilon, delta, relation. training: method and its options, as in the topic train; of bolt-on with lambda the
 default is solver sgd, unless the data set has allow_certified.'

@@ -42,16 +42,20 @@ class Opened:
     driver : psycopg.Connection
     close : callable
         To be called last, whatever has become of the connection.
+    begun : callable
+        What the engine's owner does at the beginning of each transaction.
     """
 
     driver: psycopg.Connection[Any]
     close: Callable[[], None]
+    begun: Callable[[], None] = lambda: None
 
     def start(self, isolation: str) -> None:
-        """Set how the next transaction starts: an isolation level, or AUTOCOMMIT."""
+        """Begin the next transaction: at an isolation level, or AUTOCOMMIT for one a statement."""
         self.driver.autocommit = isolation == "AUTOCOMMIT"
         levels = {level.name.replace("_", " "): level for level in psycopg.IsolationLevel}
         self.driver.isolation_level = levels.get(isolation)
+        self.begun()
 
 
 Opener = Callable[[], Opened]
@@ -154,7 +158,13 @@ def _by_engine(engine: sa.Engine) -> Opener:
             connection.detach()
             driver.commit()  # what the engine's creator or events have set
         before = driver.autocommit, driver.isolation_level
-        connection.begin()  # for the engine's events; what it begins, the driver ends
+
+        def begun() -> None:
+            """Raise the engine's event; what it begins, the driver ends, and the engine does not hear of."""
+            earlier = connection.get_transaction()
+            if earlier is not None:
+                earlier.close()
+            connection.begin()
 
         def close() -> None:
             lent.discard(driver)
@@ -165,7 +175,7 @@ def _by_engine(engine: sa.Engine) -> Opener:
                 driver.autocommit, driver.isolation_level = before
             connection.close()
 
-        return Opened(driver, close)
+        return Opened(driver, close, begun)
 
     return connect
 

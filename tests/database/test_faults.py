@@ -252,6 +252,7 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
     with Database(database).session() as session:
         budgets.open_budget(session, "census", epsilon=Decimal(100), delta=Decimal("0.1"), rule="basic")
     data = people.spec(dataset="census")
+    train(database, data=data, name="claims the table", request="claims the table")
     proxy.arm()
     train(proxy.dsn, data=data, name="first", request="first")
     charge, store = (number for number, text in enumerate(proxy.requests, 1) if text == "COMMIT")
@@ -883,6 +884,7 @@ def test_odd_clients_of_a_pooler(pooler: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.one_major
+@AS_A_RUN_NEEDS
 def test_an_interrupt_through_a_pooler(pooler: str, clean: psycopg.Connection) -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -75,6 +75,7 @@ def json_literal(value: Any) -> str:
 # Good arguments of every function, and of the first two rows of an aggregate ({i}: 0, 1).
 # Of support functions all but their state: nothing gives one to a call outside an aggregate.
 CALLS: dict[str, list[str]] = {
+    "require_autocommit()": [],
     "sgd_epoch(double precision[],double precision,double precision[],jsonb)": [
         WEIGHTS,
         "1.0::float8",
@@ -484,6 +485,10 @@ def test_every_function_is_attacked(hostile: psycopg.Connection) -> None:
     assert {function.signature for function in named} == set(CALLS), "give good arguments of the new function"
     for function in named:
         good = [value.replace("{i}", "0") for value in CALLS[function.signature]]
+        if function.signature == "require_autocommit()":  # it refuses all but calls by a procedure
+            with pytest.raises(errors.InvalidTransactionTermination):
+                hostile.execute(call(function.signature, function.kind, good).encode())
+            continue
         hostile.execute(call(function.signature, function.kind, good).encode())
         if function.kind == "a":
             more = [value.replace("{i}", "1") for value in CALLS[function.signature]]

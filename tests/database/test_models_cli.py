@@ -247,7 +247,7 @@ def test_sql_of_columns_that_need_care(dpml: Dpml, database: str, connection: ps
         Label("y", positive="true"),
         (
             Column('the "code', levels=("0", "1.0", "2")),
-            Column("half", levels=("0.5", "1", "no number"), centered=False),
+            Column("half", levels=("0.5", "1", "12.25"), centered=False),
             Column("r", levels=("0.5", "0")),
             Column("day", lower=date(2019, 12, 27), upper=date(2020, 2, 5)),
             Column("at", scale="standard", mean=datetime(2020, 1, 2), sd=86400),

@@ -531,9 +531,10 @@ def test_who_may_apply_no_model_is_told_the_grant(database: str, connection: psy
     connection.execute('CREATE ROLE "odd one" LOGIN; GRANT SELECT ON known TO "odd one"')
     try:
         told = "cannot apply the model yet: a superuser does GRANT dpml_analyst TO {}, or to members of it\n"
-        for role, quoted in (("outsider", '"outsider"'), ("odd one", '"odd one"')):
+        for role, shown in (("outsider", "outsider"), ("odd one", '"odd one"')):
             text = good(dpml(carol, "grant", "own", role))
-            assert text.endswith(f"\nWarning: {role} {told.format(quoted)}")
+            quoted = f'"{role}"'
+            assert text.endswith(f"\nWarning: {shown} {told.format(quoted)}")
         assert "Warning" not in good(dpml(carol, "grant", "own", "ann"))
         assert "Warning" not in good(dpml(carol, "grant", "own", "public"))
         asked = ("predict", "predict_value", "predict_proba", "label")

@@ -373,7 +373,7 @@ def test_labels_are_counted_as_they_are_trained_on(odd: Odd, label: Label) -> No
         record = record_of(source.encoder, source.table, with_label=True)
     encoder = dict(source.encoder)
     zero = [not any(row) for row in odd.encoded(encoder, record.as_string(odd.connection))]
-    odd.store("labelled", encoder, [0.0] * source.n_features, list(label.class_names or ()) or None)
+    odd.store("labelled", encoder, [0.0] * source.n_features, list(source.class_names or ()) or None)
     known = odd.rows("SELECT dpml.label('labelled', t) FROM odd AS t ORDER BY t.id")
     assert [value is None for value in known] == zero
 
@@ -394,7 +394,8 @@ def test_labels_are_counted_as_they_are_trained_on(odd: Odd, label: Label) -> No
         assert check.levels is not None
         sizes = {level.value: level.rows for level in check.levels}
         if others:
-            sizes[f"not {label.positive}"] = check.unknown
+            assert source.class_names is not None
+            sizes[source.class_names[0]] = check.unknown
         counted = dict.fromkeys(sizes, 0)
         for actual, _, rows in found.confusion:
             counted[actual] += rows

@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "budget-takes-pure-runs-for-half",
         BUDGET,
-        "-2.0 * ndtri_exp",
-        "-1.0 * ndtri_exp",
+        "-2.0 * scipy.special.ndtri_exp",
+        "-1.0 * scipy.special.ndtri_exp",
         f"{TEST_BUDGET}::test_a_pure_run_is_as_private_as_its_gaussian",
     ),
     Mutant(
@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "noise-of-errors-halved",
         MECHANISMS,
-        "scale, kind = knorm_scale(sensitivity, epsilon, 1)",
-        "scale, kind = knorm_scale(sensitivity, 2.0 * epsilon, 1)",
+        "scale = knorm_scale(sensitivity, epsilon, 1)",
+        "scale = knorm_scale(sensitivity, 2.0 * epsilon, 1)",
         f"{TEST_SCORES}::test_guarantee",
     ),
     Mutant(

@@ -53,7 +53,7 @@ def open_(
         ),
     ] = False,
 ) -> None:
-    """Open the budget of a data set. Once a run was charged to it, neither its size nor its terms change."""
+    """Open the budget of a data set. What was charged to it fixes its size and terms."""
     with output.session() as session:
         opened = budgets.open_budget(
             session,
