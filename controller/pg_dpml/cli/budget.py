@@ -126,7 +126,7 @@ def _terms_text(terms: Mapping[str, Any]) -> str:
 
 @partial(command, to=group)
 def close(dataset: DataSet, output: Output) -> None:
-    """Close a budget, for good if runs were charged to it: nothing more is charged."""
+    """Close a budget: nothing more is charged to it."""
     with output.session() as session:
         state = _State.of(session, budgets.close_budget(session, dataset))
     output.print(state.text, state.record)
