@@ -14,7 +14,7 @@ from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
 from pg_dpml.moments import MOMENTS, moment_number
 from pg_dpml.names import shown, toml_key, visible
-from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, Column, DataSpec, Label
+from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, MAX_WEIGHTS, Column, DataSpec, Label
 from pg_dpml.tables.levels import as_compared
 
 __all__ = [
@@ -129,6 +129,13 @@ def resolve(session: Session, data: DataSpec) -> Source:
         n_values = len(names) + 1
     if data.intercept:
         names.append("intercept")
+    n_classes = 1 if data.label.classes is None else len(data.label.classes)
+    if len(names) * n_classes > MAX_WEIGHTS:
+        raise SpecError(
+            f"label {shown(data.label.column)}: classes: a model of {n_classes:,} classes may have at most "
+            f"{MAX_WEIGHTS // n_classes:,} features, not {len(names):,}: list fewer classes, or give "
+            "[features] projection"
+        )
     encoder = {
         "columns": columns,
         "intercept": data.intercept,

@@ -57,6 +57,8 @@ ACCOUNTANTS = ("pld", "advanced")
 LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
 MAX_FEATURES = 2**20
+MAX_WEIGHTS = 2**24
+"""Features times classes. A state of several such arrays stays below 1 GB, PostgreSQL's largest value."""
 MAX_BLUR = 2**26  # pixels that the blurred pixels of a row look at
 MAX_ROWS_PER_UNIT = 10**6
 LONGEST_LEVEL = 10_000

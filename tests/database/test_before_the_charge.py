@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -357,6 +359,22 @@ def test_work_tables_that_cannot_be_made_cost_nothing(
         connection.execute(after.encode())
     assert not isinstance(refusal.value, RunFailedError)
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
+
+
+@pytest.mark.one_major
+def test_a_model_that_no_value_can_hold_is_refused(database: str, connection: psycopg.Connection) -> None:
+    """Its state would not fit into 1 GB, which a pass meets only after the charge."""
+    connection.execute("CREATE TABLE wide AS SELECT '{0}'::float8[] AS x, '0' AS kind")
+    classes = tuple(map(str, range(33)))
+    data = DataSpec("wide", Label("kind", classes=classes), (Column("x", 0, 1, length=2**19 - 1),))
+    words = r"label kind: classes: a model of 33 classes may have at most 508,400 features, not 524,288"
+    for run in (partial(pg_dpml.plan, database, data), partial(pg_dpml.train, database, data, name="wide")):
+        with pytest.raises(SpecError, match=words):
+            run(privacy=PrivacySpec(1.0, 1e-6))
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger WHERE model = 'wide'") == 0
+    fewer = replace(data, label=Label("kind", classes=classes[:32]))
+    assert pg_dpml.plan(database, fewer, PrivacySpec(1.0, 1e-6)).problem.n_weights == 2**24
+    connection.execute("DROP TABLE wide")
 
 
 def test_case_insensitive_text(database: str, connection: psycopg.Connection) -> None:
