@@ -18,7 +18,7 @@ from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.moments import parse_moment, seconds_since_epoch
-from pg_dpml.names import did_you_mean, shown
+from pg_dpml.names import did_you_mean, shown, toml_key
 from pg_dpml.privacy.relation import Relation
 
 if sys.version_info >= (3, 11):
@@ -274,7 +274,7 @@ def _left_open(value: object, place: str) -> Iterator[str]:
         yield place
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _left_open(item, f"{place}.{key}" if place else key)
+            yield from _left_open(item, f"{place}.{toml_key(key)}" if place else toml_key(key))
     elif isinstance(value, list):
         for item in value:
             yield from _left_open(item, place)

@@ -194,11 +194,13 @@ def test_the_readme_says_what_an_epsilon_means() -> None:
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "add_remove"])
-@pytest.mark.parametrize("unit", [None, "patient"])
+@pytest.mark.parametrize("unit", [None, "patient", "Patient ID"])
 def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> None:
     privacy = {**MODEL.privacy, "relation": relation, "unit": unit, "epsilon": 3.0, "delta": 1e-6}
     guarantee = report.guarantee_of(replace(MODEL, privacy=privacy))
     assert guarantee is not None
+    named = {None: "one row", "patient": "of patient", "Patient ID": 'of "Patient ID"'}[unit]
+    assert report._promise_lines(guarantee)[0][1].endswith(named)
     text = belief_text(guarantee)
     assert suspicion(guarantee) in text
     assert "a belief of 50 % becomes at most 95.3 % by seeing the model" in text

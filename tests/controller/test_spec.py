@@ -478,3 +478,10 @@ def test_bad_defaults_are_refused_by_name(change: tuple[str, str], words: str) -
         text = "defaults = 3\n" + text.replace("defaults = 3\n", "")
     with pytest.raises(SpecError, match=words):
         DataSpec.from_text(text, "spec")
+
+
+def test_what_is_not_filled_in_is_named_as_toml_writes_it() -> None:
+    text = 'table = "t"\nlabel = {column = "y", positive = "FILL IN"}\ncolumns."Blood Pressure".lower = "FILL IN"\n'
+    words = r'^spec: fill in label\.positive, columns\."Blood Pressure"\.lower$'
+    with pytest.raises(SpecError, match=words):
+        DataSpec.from_text(text, "spec")

@@ -77,11 +77,11 @@ def open_(
 
 
 def _unit_advice(dataset: str, people: list[str]) -> str:
-    columns = " and ".join(f"column {name}" for name in people)
+    columns = " and ".join(f"column {shown(name)}" for name in people)
     return (
         f"{columns} may say whose a row is, and this budget protects single rows: if a person can have "
         f"several, open it again with --unit {shlex.quote(people[0])}, which goes while nothing is charged "
-        f"to {dataset}; every spec needs the same unit"
+        f"to {shown(dataset)}; every spec needs the same unit"
     )
 
 
