@@ -107,7 +107,7 @@ _PATIENCE_S = 10.0
 _UNAVAILABLE = ("57P01", "57P02", "57P03")
 _LONGEST_SHOWN = 200
 _OF_NAMES = "42"
-"""Class of errors about names, types and rights."""
+"""Class of errors about names, types and rights: of a statement, or of text that a function takes for one."""
 
 
 _UNQUOTED = re.compile(r"\s*(?:[^\W\d][\w$]*)?(?:\s*\.\s*(?:[^\W\d][\w$]*)?)?\s*")
@@ -231,9 +231,6 @@ class _Float8ArrayDumper(Dumper):
         # Dimensions, whether there are NULLs, element type; then length and lower bound.
         head = struct.pack("!5i", 1, 0, psycopg.postgres.types["float8"].oid, items.size, 1)
         return head + items.tobytes()
-
-
-Answer = TypeVar("Answer")
 
 
 class _JsonLoader(Loader):
@@ -441,33 +438,42 @@ class Session:
         SpecError
             With the text `failed` in place of a server's error that may quote a row.
         """
+        # Without a row first, for what that says of names, types and rights.
+        self.execute(sql.SQL("SET LOCAL row_security = off"))  # an error in place of hidden rows
+        self.require_readable(query, failed)
+        self.execute(sql.SQL("SET LOCAL row_security = on"))
+        (number,) = self._quoting_no_row(query, None, failed)[0]
+        return int(number)
 
-        def counted() -> int:
-            # Without a row first, for what that says of names, types and rights.
-            self.execute(sql.SQL("SET LOCAL row_security = off"))  # an error in place of hidden rows
-            self.fetch(sql.SQL("EXPLAIN ") + query)
-            self.execute(sql.SQL("SET LOCAL row_security = on"))
-            return int(self.fetch_one(query)[0])
-
-        return self.quoting_no_row(counted, failed)
-
-    def quoting_no_row(self, run: Callable[[], Answer], failed: str) -> Answer:
-        """Run statements that plan or run the owner's SQL.
-
-        Planning is enough for an error to quote a value: operators are tried on those that ANALYZE has kept.
+    def require_readable(
+        self, query: Query, failed: str, parameters: Mapping[str, Any] | None = None
+    ) -> None:
+        """Let the server plan a query that has the owner's SQL, and read no row.
 
         Raises
         ------
         SpecError
-            With the text `failed` in place of a server's error, unless that is about names, types or rights.
+            With the text `failed` in place of a server's error, unless that is about names, types or rights
+            of the query itself.
         """
+        # Planning is enough for an error to quote a value: operators are tried on what ANALYZE has kept.
+        self._quoting_no_row(sql.SQL("EXPLAIN ") + query, parameters, failed, _is_of_statement)
+
+    def _quoting_no_row(
+        self,
+        query: Query,
+        parameters: Mapping[str, Any] | None,
+        failed: str,
+        but: Callable[[psycopg.Error], bool] = lambda error: False,
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a query with the owner's SQL: `failed` is said instead of errors, `but` for some."""
         try:
             with self.owners_path():
-                return run()
+                return self.fetch(query, parameters)
         except psycopg.OperationalError:  # no connection, cancelled, out of resources
             raise
         except psycopg.Error as error:
-            if (error.sqlstate or "").startswith(_OF_NAMES):
+            if but(error):
                 raise
         # Outside the except block: the server's error, which may quote a row, is no part of this one.
         refusal = SpecError(failed)
@@ -1091,6 +1097,12 @@ def _translate(error: psycopg.Error, session: Session | None = None, *, connecte
     elif isinstance(error, psycopg.OperationalError):
         translated.cause = _LOST
     return translated
+
+
+def _is_of_statement(error: psycopg.Error) -> bool:
+    """Whether a planned statement itself, no function in it, has a wrong name or type or lacks a right."""
+    found = error.diag.statement_position or error.diag.source_function in (_DENIED_BY, _ROW_SECURITY)
+    return bool((error.sqlstate or "").startswith(_OF_NAMES) and found and not error.diag.context)
 
 
 def raised_by_server(error: BaseException | None) -> bool:

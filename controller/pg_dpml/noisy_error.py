@@ -193,9 +193,7 @@ def _plan(
         {"model": model.name},
     )
     failed = f"the rows of {table.name} cannot be read: its definition fails on a row; nothing was charged"
-    session.quoting_no_row(
-        lambda: session.fetch(_sum(release) + sql.SQL(" LIMIT 0"), {"model": model.name}), failed
-    )
+    session.require_readable(_sum(release), failed, {"model": model.name})
     return release
 
 

@@ -462,11 +462,11 @@ def _prepare(session: Session, source: Source) -> None:
         raise SpecError(f"the server cannot read the levels or classes of the spec: {parsed}")
     if isinstance(parsed, DpmlError):
         raise parsed
-    query = _packing(source, rows.encoded, rows.order)
-    session.quoting_no_row(
-        lambda: session.fetch(sql.SQL("EXPLAIN ") + query, rows.parameters),
+    session.require_readable(
+        _packing(source, rows.encoded, rows.order),
         f"the rows of {source.table.name} cannot be read, and PostgreSQL's message is not shown because it "
         "may quote a row: write the filter, or the view, so that it can fail on no row",
+        rows.parameters,
     )
 
 

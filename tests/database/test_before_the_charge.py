@@ -333,6 +333,34 @@ def test_the_servers_word_on_what_a_run_reads(
 
 
 @pytest.mark.parametrize(
+    "of_text",
+    [
+        "{}::regtype",
+        "to_tsquery('simple', {})",
+        "current_setting({})",
+        "concat('dpml.', {})::regclass",
+        "raised({}, 'insufficient_privilege')",
+        "raised({}, 'datatype_mismatch')",
+    ],
+)
+def test_an_error_about_a_name_in_a_row_quotes_no_row(
+    database: str, connection: psycopg.Connection, of_text: str
+) -> None:
+    """Functions that take text for SQL raise the errors of names, types and rights: of rows, too."""
+    connection.execute(
+        "CREATE OR REPLACE FUNCTION raised(text, text) RETURNS text LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE EXCEPTION '%', $1 USING ERRCODE = $2; END$$"
+    )
+    filter_ = of_text.format("concat('secret ', t.id)") + " IS NOT NULL"
+    data = DataSpec(
+        "many", Label("t", positive="yes", negative="no"), (X,), where=filter_, definition_is_public=True
+    )
+    refused(database, data, "counting the rows of many failed", "may quote a row")
+    connection.execute(f"CREATE OR REPLACE VIEW shown AS SELECT t.* FROM many t WHERE {filter_}".encode())
+    refused(database, replace(data, table="shown", where=None), "counting the rows of shown failed")
+
+
+@pytest.mark.parametrize(
     ("before", "after", "words"),
     [
         (

@@ -854,6 +854,30 @@ def test_a_charge_and_an_opening_do_not_both_happen(
     assert (epsilon, charges) == ((Decimal("0.1"), 1) if first == "charge" else (Decimal(1), 0))
 
 
+def test_a_curators_own_sql_leaves_no_gap_between_entries(
+    database: str, connection: psycopg.Connection
+) -> None:
+    """With one, a charge and new terms that do not see each other would have different numbers."""
+    open_budget(database, "0.1", tables=("people",))
+    connection.execute("CREATE ROLE carol LOGIN IN ROLE dpml_curator")
+    entry = "INSERT INTO dpml.budget_entries (dataset, turn, request, loss, delta, terms) VALUES "
+    with psycopg.connect(database.replace("user='postgres'", "user='carol'"), autocommit=True) as carol:
+        for turn in (-7, 0, 2, 90):
+            for terms in ("'{}'", "NULL"):
+                with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not follow"):
+                    carol.execute(f"{entry} ('census', {turn}, 'x', 0, 0, {terms})".encode())
+        with psycopg.connect(database.replace("user='postgres'", "user='carol'")) as older:
+            older.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            older.execute("SELECT FROM dpml.budgets")
+            carol.execute(f"{entry} ('census', 1, 'x', 0, 0, '{{}}')".encode())
+            charge(database)
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                older.execute("UPDATE dpml.budgets SET loss_limit = 100")
+    turns = scalar(connection, "SELECT array_agg(turn ORDER BY turn) FROM dpml.budget_entries")
+    assert turns == [1, 2]
+    connection.execute("DROP OWNED BY carol; DROP ROLE carol")
+
+
 def wait_for_lock(connection: psycopg.Connection) -> None:
     """Until some session waits for a lock, of a row or of who has it."""
     query = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock')"
