@@ -116,7 +116,7 @@ def _promise_lines(guarantee: Guarantee | None) -> list[tuple[str, str]]:
     """The guarantee for who reads no further: what it is called, and what it means for a person."""
     if guarantee is None:
         return [("Guarantee", NOT_PRIVATE)]
-    whom = "one row" if guarantee.unit is None else f"all rows with one value of {guarantee.unit}"
+    whom = "one row" if guarantee.unit is None else f"all rows with one value of {shown(guarantee.unit)}"
     name = f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of {whom}"
     return [("Guarantee", name), ("Meaning", belief_text(guarantee))]
 
