@@ -7,7 +7,6 @@ nobody can add an entry without having seen the one before.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import uuid
@@ -328,7 +327,7 @@ def open_budget(
                 f"data set {shown(dataset)} has a budget that runs were charged to, which is never made "
                 f"larger: dpml budget show {shlex.quote(dataset)} says what is left"
             )
-    found = [session.relation(table) for table in tables]
+    found = list({table.oid: table for table in map(session.relation, tables)}.values())
     for listed in found:
         unit = None if unit is None else listed.column(unit, "unit")
     limit = limit_of(rule, epsilon, delta)
@@ -900,11 +899,12 @@ def claim(session: Session, budget: Budget, table: SourceTable, *, listed: bool 
         others = [name for name, (_, unused) in found.items() if name != budget.dataset and not unused]
         if not others:
             raise claimed
+        opening = shlex.join(["dpml", "budget", "open", budget.dataset, "--table", _table_name(table)])
         raise GuaranteeError(
-            f"table {table.name}, or a table that it shares rows with, is in the budget of data set "
-            f"{', '.join(others)} already, and a second budget would let its rows be paid for twice: charge "
-            f"its runs there (dataset = {json.dumps(others[0])} in the spec), or have a superuser open the "
-            f"second budget by dpml budget open {budget.dataset} --table {table.name} --allow-second-budget"
+            f"table {shown(table.name)}, or a table that it shares rows with, is in the budget of data set "
+            f"{', '.join(map(shown, others))} already, and a second budget would let its rows be paid for "
+            f"twice: charge its runs there (dataset = {toml_text(others[0])} in the spec), or have a "
+            f"superuser open the second budget by {opening} --allow-second-budget"
         )
 
 

@@ -1127,7 +1127,8 @@ def _in_our_words(error: psycopg.Error, session: Session | None, *, connected: b
     primary = error.diag.message_primary or text
     if error.sqlstate == _READ_ONLY:
         return UnavailableError(
-            f"this server is read-only ({primary}): train, and write, on the primary; dpml.predict works here"
+            f"this server is read-only ({primary}): train, and write, on the primary, where "
+            "default_transaction_read_only is off; dpml.predict works here"
         )
     if error.sqlstate in _UNAVAILABLE:
         return UnavailableError(f"{_CAUSES[error.sqlstate]}: {primary}")

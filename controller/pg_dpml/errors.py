@@ -129,4 +129,4 @@ def owner_stamp(owner: bool) -> Iterator[None]:
     except SpecError as error:
         if not owner:
             raise
-        raise SpecError(f"{error}. {OWNER_ONLY}") from None
+        raise SpecError(f"{str(error).rstrip('.')}. {OWNER_ONLY}") from None

@@ -17,13 +17,14 @@ from pg_dpml import budgets, registry, scoring
 from pg_dpml.charged import run_charged
 from pg_dpml.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.figures import left_out_words
 from pg_dpml.methods.job import Job, Progress, Result
 from pg_dpml.methods.plan import Guarantee, Plan, noise_record
 from pg_dpml.names import shown, visible
 from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.budget import Accounting
-from pg_dpml.rows import Source, count_units, require_runnable, resolve
+from pg_dpml.rows import Source, count_units, from_clause, require_runnable, resolve
 from pg_dpml.spec import NOT_PRIVATE_METHODS, DataSpec, Grid, PrivacySpec
 from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.train import (
@@ -393,6 +394,12 @@ def _score_on_public_rows(
         raise SpecError(
             f"public table {visible(data.table)} needs at least {SCORED_SHARE} rows, not {n_rows}"
         )
+    with session.owners_path():
+        left_out = count_left_out(session, source)
+        rows = session.fetch_one(sql.SQL("SELECT pg_catalog.count(*) ") + from_clause(source))[0]
+    if left_out.n_rows == rows:
+        because = " ".join(left_out_words(replace(left_out, empty_classes=())))
+        raise SpecError(f"no row of public table {visible(data.table)} has a declared label: {because}")
     n_trained = n_rows - n_scored
     plans = _plans(source, (n_trained,) * len(grid.candidates), data, privacy, grid, budget)
     report("pack", 0, 1)
@@ -408,7 +415,5 @@ def _score_on_public_rows(
     job = Job(session, source, plans[0], scored, report)
     errors = scoring.errors(job, results)
     job.close()
-    with session.owners_path():
-        left_out = count_left_out(session, source)
     table = f"{source.table.schema}.{source.table.name}"
     return PublicScores(table, n_trained, n_scored, tuple(errors), left_out)

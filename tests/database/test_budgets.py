@@ -945,6 +945,29 @@ def test_a_table_is_not_in_a_second_budget(
         assert (None if found is None else found.dataset) == ("census" if listed else None)
 
 
+def test_a_refused_second_budget_is_told_by_names_as_they_are_typed(
+    database: str, connection: psycopg.Connection
+) -> None:
+    """The command names the table with its schema, and quotes what a shell would take apart."""
+    connection.execute('CREATE SCHEMA wards; CREATE TABLE wards."My Visits" AS SELECT 1 AS id')
+    try:
+        open_budget_named(database, "the first", tables=('wards."My Visits"',))
+        command = "dpml budget open 'the second' --table 'wards.My Visits' --allow-second-budget"
+        with pytest.raises(GuaranteeError, match=f'data set "the first" already.*{command}') as refused:
+            open_budget_named(database, "the second", tables=('wards."My Visits"',))
+        assert str(refused.value).startswith('table "My Visits", or')
+        with Database(database).session() as session:
+            assert session.relation("wards.My Visits").name == "My Visits"
+    finally:
+        connection.execute("DROP SCHEMA wards CASCADE")
+
+
+def test_a_table_named_twice_is_listed_once(database: str) -> None:
+    open_budget(database, tables=("people", "public.people", '"people"', "pets"))
+    with Database(database).session() as session:
+        assert budgets.load_budget(session, "census").tables == ("public.people", "public.pets")
+
+
 def test_rows_of_other_tables_are_not_in_it(database: str, connection: psycopg.Connection) -> None:
     connection.execute(
         "CREATE TABLE parts (id int, year int) PARTITION BY LIST (year); "

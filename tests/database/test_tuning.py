@@ -512,6 +512,28 @@ def test_public_tables_that_do_not_fit(
     connection.execute("DROP TABLE few")
 
 
+@pytest.mark.parametrize(
+    ("task", "label", "why"),
+    [
+        ("binary", "NULL", "90 whose label is NULL."),
+        ("binary", "'Yes.'", "90 whose label is not declared ('Yes.' 90)."),
+        ("regression", "'NaN'", "90 whose label is not declared ('NaN' 90)."),
+    ],
+)
+def test_public_rows_without_any_label_are_refused(
+    database: str, connection: psycopg.Connection, task: str, label: str, why: str
+) -> None:
+    """They say nothing about the candidates, and the choice would be charged all the same."""
+    create_people(connection, make_people(90, seed=8), "known")
+    data = people.spec(task)
+    connection.execute(f"UPDATE known SET {data.label.column} = {label}".encode())
+    refusal = f"no row of public table known has a declared label: 90 rows are in no figure: {why}"
+    with pytest.raises(SpecError, match=re.escape(refusal)):
+        pg_dpml.tune(database, data, PRIVACY, GRID, name="m", public_table="known")
+    assert ledger(connection) == []
+    connection.execute("DROP TABLE known")
+
+
 @pytest.mark.parametrize("table", ["people", "PEOPLE", " public . people", '"people"'])
 def test_the_private_table_is_no_public_one(
     database: str, connection: psycopg.Connection, table: str
