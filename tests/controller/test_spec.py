@@ -481,7 +481,7 @@ def test_bad_defaults_are_refused_by_name(change: tuple[str, str], words: str) -
 
 
 def test_what_is_not_filled_in_is_named_as_toml_writes_it() -> None:
-    text = 'table = "t"\nlabel = {column = "y", positive = "FILL IN"}\ncolumns."Blood Pressure".lower = "FILL IN"\n'
+    text = 'label = {column = "y", positive = "FILL IN"}\ncolumns."Blood Pressure".lower = "FILL IN"\n'
     words = r'^spec: fill in label\.positive, columns\."Blood Pressure"\.lower$'
     with pytest.raises(SpecError, match=words):
         DataSpec.from_text(text, "spec")
