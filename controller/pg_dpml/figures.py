@@ -103,19 +103,20 @@ def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures
     return replace(figures, left_out=replace(left_out, empty_classes=empty))
 
 
-def left_out_words(left_out: LeftOut | None) -> list[str]:
-    """Sentences about rows that are in no figure, and classes that no row has; none where all is well."""
+def left_out_words(left_out: LeftOut | None, *, values: bool = True) -> list[str]:
+    """Sentences about rows that are in no figure, and classes that no row has; none where all is well.
+
+    `values`: also the commonest labels that are not declared, which a file to hand on does not show.
+    """
     words = []
     if left_out is not None and left_out.n_rows:
         reasons = [f"{left_out.nulls:,} whose label is NULL"] if left_out.nulls else []
         if left_out.undeclared:
-            values = [f"{value.value!r} {value.rows:,}" for value in left_out.undeclared_values]
-            more = (
-                ", ..."
-                if sum(value.rows for value in left_out.undeclared_values) < left_out.undeclared
-                else ""
-            )
-            reasons.append(f"{left_out.undeclared:,} whose label is not declared ({', '.join(values)}{more})")
+            shown_rows = sum(value.rows for value in left_out.undeclared_values)
+            commonest = [f"{value.value!r} {value.rows:,}" for value in left_out.undeclared_values]
+            commonest += ["..."] if shown_rows < left_out.undeclared else []
+            examples = f" ({', '.join(commonest)})" if values else ""
+            reasons.append(f"{left_out.undeclared:,} whose label is not declared{examples}")
         rows = "1 row is" if left_out.n_rows == 1 else f"{left_out.n_rows:,} rows are"
         words.append(f"{rows} in no figure: {' and '.join(reasons)}.")
     if left_out is not None and left_out.empty_classes:

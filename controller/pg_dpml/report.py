@@ -653,9 +653,10 @@ def comparison_headings(comparison: Comparison) -> tuple[str, str]:
     )
 
 
-def comparison_warnings(comparison: Comparison) -> list[str]:
-    """What the figures leave out."""
-    return [f"Warning, of the table: {words}" for words in left_out_words(comparison.left_out)]
+def comparison_warnings(comparison: Comparison, *, values: bool = True) -> list[str]:
+    """What the figures leave out; `values` as in `left_out_words`."""
+    found = left_out_words(comparison.left_out, values=values)
+    return [f"Warning, of the table: {words}" for words in found]
 
 
 def comparison_rows(comparison: Comparison) -> list[tuple[str, ...]]:

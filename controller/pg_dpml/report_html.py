@@ -111,7 +111,7 @@ def comparison_html(comparison: Comparison) -> str:
         f"<h1>{escape(title)}</h1>",
         "" if stamp is None else f'<p class="stamp">{escape(stamp)}</p>',
         f"<p>{escape(what)}</p>",
-        *(f"<p>{escape(warning)}</p>" for warning in comparison_warnings(comparison)),
+        *(f"<p>{escape(warning)}</p>" for warning in comparison_warnings(comparison, values=False)),
         picture,
         _table(comparison_rows(comparison), [head.capitalize() for head in COMPARISON_HEAD], range(2, 6)),
         f'<p class="note">{escape(columns)}</p>',
@@ -278,7 +278,9 @@ def _accuracy(model: Model, evaluation: Evaluation | None) -> str:
     if evaluation.calibration:
         png = plots.calibration_plot(evaluation.calibration)
         pictures.append(_picture(png, "Calibration: probability predicted, share observed"))
-    warnings = [f"<p>Warning: {escape(words)}</p>" for words in left_out_words(evaluation.left_out)]
+    warnings = [
+        f"<p>Warning: {escape(words)}</p>" for words in left_out_words(evaluation.left_out, values=False)
+    ]
     return "<h2>Accuracy on public rows</h2>\n" + _table(rows) + "\n".join([*warnings, *pictures])
 
 
