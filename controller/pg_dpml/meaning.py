@@ -9,7 +9,15 @@ from pg_dpml.methods.plan import Guarantee
 from pg_dpml.names import shown
 from pg_dpml.privacy.relation import Relation
 
-__all__ = ["belief_text", "chance_text", "odds_factor", "posterior", "share_text", "suspicion"]
+__all__ = [
+    "belief_text",
+    "chance_text",
+    "odds_factor",
+    "posterior",
+    "protected",
+    "share_text",
+    "suspicion",
+]
 
 _LARGE = (
     ("quintillion", 1e18),
@@ -66,12 +74,16 @@ def chance_text(delta: float) -> str:
     return f"one in {many:,.0f}" if many >= 10.0 else f"one in {many:.3g}"
 
 
+def protected(guarantee: Guarantee) -> str:
+    """What the guarantee is about: a row, or the rows of a unit of privacy."""
+    return "one row" if guarantee.unit is None else f"all rows with one value of {shown(guarantee.unit)}"
+
+
 def suspicion(guarantee: Guarantee) -> str:
     """The claim that an attacker weighs, under the relation of the guarantee."""
-    about = "one row" if guarantee.unit is None else f"all rows with one value of {shown(guarantee.unit)}"
     if guarantee.relation is Relation.REPLACE_ONE:
-        return f"guesses the values of {about}"
-    return f"guesses that {about} took part, rather than being blanked out"
+        return f"guesses the values of {protected(guarantee)}"
+    return f"guesses that {protected(guarantee)} took part, rather than being blanked out"
 
 
 def belief_text(guarantee: Guarantee) -> str:

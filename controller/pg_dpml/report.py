@@ -16,7 +16,7 @@ from pg_dpml.compare import Comparison, ComparisonEntry
 from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluate import Evaluation
 from pg_dpml.figures import left_out_words
-from pg_dpml.meaning import belief_text, odds_factor, posterior
+from pg_dpml.meaning import belief_text, odds_factor, posterior, protected
 from pg_dpml.methods.plan import Guarantee, Plan, PlannedNoise, noise_record
 from pg_dpml.names import shown, visible
 from pg_dpml.noisy_error import NoisyError
@@ -116,8 +116,7 @@ def _promise_lines(guarantee: Guarantee | None) -> list[tuple[str, str]]:
     """The guarantee for who reads no further: what it is called, and what it means for a person."""
     if guarantee is None:
         return [("Guarantee", NOT_PRIVATE)]
-    whom = "one row" if guarantee.unit is None else f"all rows with one value of {shown(guarantee.unit)}"
-    name = f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of {whom}"
+    name = f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of {protected(guarantee)}"
     return [("Guarantee", name), ("Meaning", belief_text(guarantee))]
 
 
@@ -322,9 +321,8 @@ def tuning_text(result: TuneResult) -> str:
     else:
         how = (
             f"Tuned on {visible(public.table)}, whose rows are public by your word, at no cost: each "
-            "candidate was "
-            f"trained on {public.n_trained:,} rows of it and scored on {public.n_scored:,}. The best was "
-            "then trained on all private rows."
+            f"candidate was trained on {public.n_trained:,} rows of it and scored on {public.n_scored:,}. "
+            "The best was then trained on all private rows."
         )
         scores = [f"{error:>12,.6g} errors  " for error in public.errors]
     lines = [textwrap.fill(how, 100)]
