@@ -27,12 +27,12 @@ __all__ = [
     "grant_model",
     "list_models",
     "load_model",
-    "may_apply_models",
     "model_of",
     "require_new_name",
     "require_role",
     "revoke_model",
     "store_model",
+    "without_right_to_apply",
 ]
 
 
@@ -271,13 +271,13 @@ def grant_model(session: Session, name: str, role: str) -> Model:
     return _change_grants(session, name, role, _GRANT)
 
 
-def may_apply_models(session: Session, role: str) -> bool:
-    """Whether a role has the right to apply models at all, as dpml_analyst has; "public" means these."""
+def without_right_to_apply(session: Session, role: str) -> str | None:
+    """The exact name of a role that may apply no model; None if it may, as dpml_analyst and "public"."""
     if role.lower() == _EVERYBODY:
-        return True
+        return None
     role = require_role(session, role, "role")
     query = sql.SQL("SELECT pg_catalog.has_table_privilege(%(role)s::name, 'dpml.models', 'SELECT')")
-    return bool(session.fetch_one(query, {"role": role})[0])
+    return None if session.fetch_one(query, {"role": role})[0] else role
 
 
 def revoke_model(session: Session, name: str, role: str) -> Model:
@@ -319,8 +319,7 @@ def _require_ours(model: Model, changed: int) -> None:
     if changed == 0:
         raise SpecError(
             f"model {shown(model.name)} belongs to {shown(model.owner or '')}, and only a member of that "
-            "role or of dpml_curator "
-            "may grant or drop it"
+            "role or of dpml_curator may grant or drop it"
         )
 
 

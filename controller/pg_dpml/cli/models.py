@@ -67,14 +67,13 @@ def grant(model: ModelName, role: RoleName, output: Output) -> None:
     """Let a role see and apply a stored model."""
     with output.session() as session:
         found = registry.grant_model(session, model, role)
-        warning = None
-        if not registry.may_apply_models(session, role):
-            meant = registry.require_role(session, role, "role")
-            name = sql.Identifier(meant).as_string()
-            warning = (
-                f"{shown(meant)} cannot apply the model yet: a superuser does GRANT dpml_analyst TO {name}, "
-                "or to members of it"
-            )
+        powerless = registry.without_right_to_apply(session, role)
+    warning = None
+    if powerless is not None:
+        warning = (
+            f"{shown(powerless)} cannot apply the model yet: a superuser does GRANT dpml_analyst TO "
+            f"{sql.Identifier(powerless).as_string()}, or to members of it"
+        )
     _print_grants(found, output, warning)
 
 
