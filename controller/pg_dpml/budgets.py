@@ -527,8 +527,8 @@ def charge(
         _lock(session, budget)
         if load_budget(session, budget.dataset) != budget:
             raise BudgetError(
-                f"the budget of data set {budget.dataset} was opened again just now, by other terms: nothing "
-                "was charged; try again"
+                f"the budget of data set {shown(budget.dataset)} was opened again just now, by other terms: "
+                "nothing was charged; try again"
             )
         left = left_of(session, budget)
         earlier = None if request is None else charge_of(session, budget.dataset, request)

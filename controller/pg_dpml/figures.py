@@ -97,7 +97,9 @@ def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures
     left_out = query.left_out() if n_left_out else LeftOut()
     if figures is None:
         because = " ".join(left_out_words(left_out)) or "it has no rows"
-        raise SpecError(f"no row of {table.name} has a label that model {model.name} knows: {because}")
+        raise SpecError(
+            f"no row of {shown(table.name)} has a label that model {shown(model.name)} knows: {because}"
+        )
     seen = {actual for actual, _, _ in figures.confusion}
     empty = tuple(name for name in model.classes or () if name not in seen)
     return replace(figures, left_out=replace(left_out, empty_classes=empty))

@@ -192,7 +192,9 @@ def _plan(
         ).format(record=record_of(model.encoder, table, with_label=True), table=table.identifier),
         {"model": model.name},
     )
-    failed = f"the rows of {table.name} cannot be read: its definition fails on a row; nothing was charged"
+    failed = (
+        f"the rows of {shown(table.name)} cannot be read: its definition fails on a row; nothing was charged"
+    )
     session.require_readable(_sum(release), failed, {"model": model.name})
     return release
 
@@ -206,7 +208,9 @@ def _require_public_rows(model: registry.Model, table: SourceTable, definition_i
     used += [unit] if unit else []
     computed = [name for name in used if table.columns[name].virtual]
     if (table.kind in "vmf" or computed) and not definition_is_public:
-        what = f"column {computed[0]}, which is computed when it is read," if computed else table.name
+        what = shown(table.name)
+        if computed:
+            what = f"column {shown(computed[0])}, which is computed when it is read,"
         raise GuaranteeError(
             f"what {what} shows could itself be private: if the owner agrees that its definition is public, "
             "and that it fails on no row, say so with --definition-is-public"
@@ -275,8 +279,8 @@ def _count(session: Session, table: SourceTable, guarantee: Guarantee) -> int:
     rows = _used_rows(table, guarantee, sql.SQL("1 AS one"))
     return session.count(
         sql.SQL("SELECT pg_catalog.count(*) ") + rows,
-        f"counting the rows of {table.name} failed, and PostgreSQL's message is not shown because it may "
-        "quote a row: write the view so that it can fail on no row",
+        f"counting the rows of {shown(table.name)} failed, and PostgreSQL's message is not shown because it "
+        "may quote a row: write the view so that it can fail on no row",
     )
 
 

@@ -193,18 +193,16 @@ def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
         )
     if table.row_security:
         raise GuaranteeError(
-            f"{visible(data.table)} has row-level security, so its rows depend on who asks: copy them into "
-            "a table "
-            f"without (CREATE TABLE ... AS TABLE {visible(data.table)}), as a role that sees them all, and "
-            "name that"
+            f"{visible(data.table)} has row-level security, so its rows depend on who asks: copy them into a "
+            f"table without (CREATE TABLE ... AS TABLE {visible(data.table)}), as a role that sees them all, "
+            "and name that"
         )
     used = [data.label.column, *(column.name for column in data.columns), *filter(None, [data.unit])]
     computed = [name for name in used if name in table.columns and table.columns[name].virtual]
     if computed and not data.definition_is_public:
         raise GuaranteeError(
             f"column {shown(computed[0])} is computed whenever it is read, and whether that fails could "
-            "itself be "
-            "private: if the owner agrees that its expression is public and never fails, add "
+            "itself be private: if the owner agrees that its expression is public and never fails, add "
             "definition_is_public = true to the spec"
         )
 
@@ -238,17 +236,14 @@ def _encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
         return {"name": column.name, "kind": "boolean", "scale": column.scale}
     if kind == "text":
         raise SpecError(
-            f"{where} ({visible(column_type.name)}) needs its public list of categories: give levels = "
-            "[...] under "
-            f"[columns.{toml_key(column.name)}], from the documentation of the data and never from the "
-            "rows; or "
-            "declare the column as an enum, whose labels are taken from the catalog"
+            f"{where} ({visible(column_type.name)}) needs its public list of categories: give levels = [...] "
+            f"under [columns.{toml_key(column.name)}], from the documentation of the data and never from the "
+            "rows; or declare the column as an enum, whose labels are taken from the catalog"
         )
     if kind == "other":
         raise SpecError(
-            f"{where}: type {visible(column_type.name)} has no encoding; leave the column out, or use a "
-            "view that "
-            "casts it to a type that has one"
+            f"{where}: type {visible(column_type.name)} has no encoding; leave the column out, or use a view "
+            "that casts it to a type that has one"
         )
     entry = {"name": column.name} | _encode_scale(column, column_type)
     if kind == "array":
@@ -426,8 +421,7 @@ def count_units(session: Session, source: Source) -> int:
     return session.count(
         sql.SQL("SELECT {} ").format(counted) + from_clause(source),
         f"counting the rows of {shown(source.table.name)} failed, and PostgreSQL's message is not shown "
-        "because it "
-        "may quote a row: write the filter, or the view, so that it can fail on no row",
+        "because it may quote a row: write the filter, or the view, so that it can fail on no row",
     )
 
 
@@ -464,8 +458,8 @@ def _prepare(session: Session, source: Source) -> None:
         raise parsed
     session.require_readable(
         _packing(source, rows.encoded, rows.order),
-        f"the rows of {source.table.name} cannot be read, and PostgreSQL's message is not shown because it "
-        "may quote a row: write the filter, or the view, so that it can fail on no row",
+        f"the rows of {shown(source.table.name)} cannot be read, and PostgreSQL's message is not shown "
+        "because it may quote a row: write the filter, or the view, so that it can fail on no row",
         rows.parameters,
     )
 

@@ -232,7 +232,10 @@ def test_a_table_whose_rows_are_all_left_out_says_why(
     with pytest.raises(SpecError) as refusal:
         pg_dpml.evaluate(database, task, "strange", owner=True)
     assert f"{words}. {OWNER_ONLY}" in str(refusal.value)
-    connection.execute("DROP TABLE strange")
+    connection.execute('ALTER TABLE strange RENAME TO "Strange ones"')
+    with pytest.raises(SpecError, match=f'^no row of "Strange ones" has a label that model {task} knows'):
+        pg_dpml.evaluate(database, task, "Strange ones", public=True)
+    connection.execute('DROP TABLE "Strange ones"')
 
 
 def test_who_may_only_read_model_and_table_is_told_what_is_left_out(

@@ -30,7 +30,7 @@ from pg_dpml.cli.framework import (
 from pg_dpml.cli.progress import progress_bar, resume
 from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
 from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
-from pg_dpml.names import visible
+from pg_dpml.names import shown, visible
 from pg_dpml.privacy.budget import gaussian_part
 from pg_dpml.report_html import comparison_html
 from pg_dpml.rows import resolve
@@ -120,7 +120,7 @@ def _account(output: Output, charge: int | None) -> tuple[str, dict[str, Any]] |
     except pg_dpml.DpmlError:  # the model is there all the same
         return None
     more = "".join(f"; {run.text}" for run in runs)
-    text = f"{budget.dataset}: {budget.amount(left.cost)} left{more}"
+    text = f"{shown(budget.dataset)}: {budget.amount(left.cost)} left{more}"
     record = {
         "dataset": budget.dataset,
         "left": {"loss": str(left.cost.loss), "delta": str(left.cost.delta)},
