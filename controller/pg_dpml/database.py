@@ -617,10 +617,8 @@ class Session:
         if parts is None or len(parts) > 2 or not _UNQUOTED.fullmatch(unquoted):
             raise SpecError(
                 "into must be the name of a new table as in SQL, such as predictions, or "
-                "schema.predictions, "
-                f"with double quotes around what SQL would not take without, such as "
-                f"{sql.Identifier(name.strip() or 'My Table').as_string()}; not "
-                f"{names.shown(name)}"
+                "schema.predictions, with double quotes around what SQL would not take without, such as "
+                f"{sql.Identifier(name.strip() or 'My Table').as_string()}; not {names.shown(name)}"
             )
         shown = names.visible(name.strip())
         with self.role_path():

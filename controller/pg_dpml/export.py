@@ -83,10 +83,9 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     whitened = model.whitening is not None and (what == "value" or model.task == "regression")
     if whitened and model.n_features > MOST_WHITENED:
         raise SpecError(
-            f"model {shown(model.name)} divides its scores by a norm over {model.n_features} features, "
-            "which one "
-            f"SQL expression has for at most {MOST_WHITENED}: use dpml.predict_value or dpml.predict_proba, "
-            "or export --format json"
+            f"model {shown(model.name)} divides its scores by a norm over {model.n_features} features, which "
+            f"one SQL expression has for at most {MOST_WHITENED}: use dpml.predict_value or "
+            "dpml.predict_proba, or export --format json"
             + ("" if model.task == "regression" else "; classes need no norm: --what prediction")
         )
     rows = (

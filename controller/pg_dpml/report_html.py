@@ -194,9 +194,8 @@ def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
     unit = "one row of the table; one person must have one row"
     if guarantee.unit is not None:
         unit = (
-            f"all rows with the same {shown(guarantee.unit)}, of which at most "
-            f"{guarantee.max_rows_per_unit} are "
-            "used; which rows these are is public"
+            f"all rows with the same {shown(guarantee.unit)}, of which at most {guarantee.max_rows_per_unit} "
+            "are used; which rows these are is public"
         )
     return [
         ("Guarantee", f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy"),

@@ -440,8 +440,7 @@ def _train(database: Database, request: _Request) -> None:
         if _owner_of(session, session.relation(data.table).oid) != dataset.source_owner:
             raise SpecError(
                 f"table {visible(dataset.source)} belongs to another role than when data set "
-                f"{shown(dataset.name)} was "
-                "registered: its owner must register it again"
+                f"{shown(dataset.name)} was registered: its owner must register it again"
             )
     privacy, training = read_options(request.options, dataset.max_epsilon)
     if training.passes is not None and training.passes > dataset.max_passes:

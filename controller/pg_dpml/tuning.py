@@ -380,9 +380,8 @@ def _score_on_public_rows(
     source = resolve(session, data)
     if privacy is not None and source.table.oid == private.table.oid:
         raise SpecError(
-            f"public table {visible(data.table)} is the private training table itself: name a table of "
-            "other rows, "
-            "which are public, or leave the public table out to tune within the guarantee"
+            f"public table {visible(data.table)} is the private training table itself: name a table of other "
+            "rows, which are public, or leave the public table out to tune within the guarantee"
         )
     if source.feature_names != private.feature_names:
         raise SpecError(

@@ -106,9 +106,8 @@ def _text(dataset: requests.Dataset) -> str:
     certified = ", solver certified allowed" if dataset.allow_certified else ""
     whom = f"role {shown(dataset.role)}" if dataset.offered else "nobody: it was withdrawn"
     return (
-        f"{shown(dataset.name)}: table {visible(dataset.source)}, offered to {whom}; "
-        f"{dataset.terms.meaning} and "
-        f"up to {dataset.max_passes} passes a request{certified}; served by role "
+        f"{shown(dataset.name)}: table {visible(dataset.source)}, offered to {whom}; {dataset.terms.meaning} "
+        f"and up to {dataset.max_passes} passes a request{certified}; served by role "
         f"{shown(dataset.registered_by)}"
     )
 
