@@ -315,8 +315,8 @@ def demo(
             if folder is not None:
                 end = f"stops it; its tables and models stay in {folder}"
             programs = shlex.quote(str(server.programs))
-            note(_KEEP.format(end=end, folder=commands, programs=programs, environment=environment))
             try:
+                note(_KEEP.format(end=end, folder=commands, programs=programs, environment=environment))
                 while True:
                     signal.pause()
             finally:
