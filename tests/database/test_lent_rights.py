@@ -37,8 +37,9 @@ BOBS = """
     CREATE OPERATOR lair.+ (LEFTARG = float8, RIGHTARG = float8, FUNCTION = lair.call);
     CREATE TYPE lair.mood AS ENUM ('low', 'high');
     CREATE DOMAIN lair.small AS float8;
-    CREATE TABLE lair.part (a float8, y boolean);
-    CREATE TABLE lair.leaf (a float8, y boolean);
+    -- Autovacuum would call bob's functions, as bob.
+    CREATE TABLE lair.part (a float8, y boolean) WITH (autovacuum_enabled = off);
+    CREATE TABLE lair.leaf (a float8, y boolean) WITH (autovacuum_enabled = off);
     CREATE INDEX ON lair.part (y) WHERE lair.call(1) = 1;
     CREATE INDEX ON lair.leaf (y) WHERE lair.call(1) = 1;
     CREATE VIEW lair.shown AS SELECT a + lair.call(0) AS a, y FROM house.plain;
