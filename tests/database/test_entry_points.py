@@ -240,7 +240,8 @@ WHO = {
     "models.owner": f"(name, {MODEL}) VALUES ('x', {VALUES})",
     "budgets.opened_by": "(dataset, rule, epsilon, delta, relation, tables, min_epsilon, min_delta, "
     "max_delta, loss_limit, delta_limit) VALUES ('x', 'basic', 1, 0, 'replace_one', '{}', 0.001, 0, 0, 1, 0)",
-    "budget_entries.entered_by": "(dataset, turn, request, loss, delta) VALUES ('offered', 1, 'x', 0, 0)",
+    "budget_entries.entered_by": "(dataset, turn, request, loss, delta) SELECT 'offered', count(*) + 1, 'x', "
+    "0, 0 FROM dpml.budget_entries WHERE dataset = 'offered'",
     "datasets.registered_by": "(name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, "
     "max_delta, max_passes) VALUES ('free', 'dpml_analyst', 'x', 'x', 'x', 0.001, 1, 0, 0, 1)",
     "requests.requested_by": "(dataset, model, options) VALUES ('offered', 'x', '{}')",
