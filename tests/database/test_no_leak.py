@@ -480,7 +480,20 @@ def test_nothing_is_seen_of_runs_that_fail(
         signal_backend("pg_terminate_backend", session, often=False)
 
     def hurry(session: Session) -> None:
+        """A pass of few rows takes less than a millisecond, unless the backend is held up."""
         session.execute(sql.SQL("SET LOCAL statement_timeout = 1"))
+        pid = session.driver.info.backend_pid
+
+        def hold_up() -> None:
+            until = time.monotonic() + TIMEOUT_S
+            with contextlib.suppress(ProcessLookupError):  # it is gone
+                while time.monotonic() < until:
+                    os.kill(pid, signal.SIGSTOP)
+                    time.sleep(0.005)
+                    os.kill(pid, signal.SIGCONT)
+                    time.sleep(0.0005)
+
+        threading.Thread(target=hold_up).start()
 
     def spoil(session: Session) -> None:
         """The next un-noised weights to arrive are too few, which the server says in its own words."""
