@@ -21,7 +21,7 @@ class BuildPy(build_py):
             package = types.ModuleType("pg_dpml")
             package.__path__ = ["controller/pg_dpml"]
             sys.modules["pg_dpml"] = package
-            extension = importlib.import_module("pg_dpml.extension")
+            extension = importlib.import_module("pg_dpml.server.extension")
             sources = extension.Sources(Path("udas").resolve(), Path("sql").resolve())
             extension.prebuild(named, sources, Path(self.build_lib, "pg_dpml", "_server"))
 

@@ -30,9 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 import pg_dpml
-from pg_dpml import DataSpec, PrivacySpec, TrainSpec, demo_data
-from pg_dpml.embedded import EmbeddedServer
+from pg_dpml import DataSpec, PrivacySpec, TrainSpec
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError, SpecError
+from pg_dpml.server import demo_data
+from pg_dpml.server.embedded import EmbeddedServer
 
 if sys.version_info >= (3, 11):
     import tomllib

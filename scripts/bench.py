@@ -33,14 +33,15 @@ from rich.table import Table
 import accuracy
 import pg_dpml
 from bench_rows import FEATURES, Floats, copy_in, copy_out, make_rows, spec
-from pg_dpml import PrivacySpec, TrainSpec, kernels, rows
-from pg_dpml.database import Database, json_parameter, sql
-from pg_dpml.embedded import EmbeddedServer
+from pg_dpml import PrivacySpec, TrainSpec, kernels
+from pg_dpml.blocks import rows
+from pg_dpml.database.database import Database, json_parameter, sql
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.job import Job
 from pg_dpml.methods.sgd import Sgd, run_passes
-from pg_dpml.train import start_run
+from pg_dpml.runs.train import start_run
+from pg_dpml.server.embedded import EmbeddedServer
 
 ROWS, QUICK_ROWS = 1_000_000, 5_000
 RUNS, QUICK_RUNS = 9, 3
@@ -237,7 +238,9 @@ class Bench:
         for setting in ("fsync = on", "synchronous_commit = on"):
             connection.execute(f"ALTER SYSTEM SET {setting}")
         connection.execute("SELECT pg_reload_conf()")
-        run_module = importlib.import_module("pg_dpml.train")  # its name in the package is the function's
+        run_module = importlib.import_module(
+            "pg_dpml.runs.train"
+        )  # its name in the package is the function's
         costs, totals = [], []
         for _ in range(self.runs):
             plans, charges, works, releases = Calls(), Calls(), Calls(), Calls()

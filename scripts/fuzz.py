@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pg_dpml.embedded import find_pg_config
-from pg_dpml.extension import pg_config_paths
+from pg_dpml.server.embedded import find_pg_config
+from pg_dpml.server.extension import pg_config_paths
 
 __all__ = ["CORPUS", "TARGETS", "Builder", "find_clang", "main"]
 

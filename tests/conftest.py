@@ -12,7 +12,7 @@ from functools import cache
 import psycopg
 import pytest
 
-from pg_dpml.embedded import EmbeddedServer
+from pg_dpml.server.embedded import EmbeddedServer
 
 _TEMPLATE = "dpml_template"
 _numbers = itertools.count(1)

@@ -26,7 +26,7 @@ import pytest
 from psycopg import sql
 
 from pg_dpml import cli
-from pg_dpml.database import Session
+from pg_dpml.database.database import Session
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import certified
 from pg_dpml.methods import minimise as minimiser

@@ -18,7 +18,7 @@ from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss, Schedule
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import mechanisms
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 FloatArray = npt.NDArray[np.float64]
 Order = npt.NDArray[np.intp]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import psycopg
 
 import oracles
-from pg_dpml.spec import Column, DataSpec, Label
+from pg_dpml.spec.spec import Column, DataSpec, Label
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: PostgreSQL
 """Differentially private machine learning inside PostgreSQL."""
 
-from pg_dpml.compare import Comparison, ComparisonEntry, compare
 from pg_dpml.errors import (
     BudgetError,
     DpmlError,
@@ -11,12 +10,13 @@ from pg_dpml.errors import (
     SpecError,
     UnavailableError,
 )
-from pg_dpml.evaluate import Evaluation, evaluate, predict
+from pg_dpml.evaluation.evaluate import Evaluation, evaluate, predict
 from pg_dpml.methods.plan import Plan
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
-from pg_dpml.train import TrainResult, plan, train
-from pg_dpml.tuning import PublicScores, TuneResult, tune
+from pg_dpml.runs.compare import Comparison, ComparisonEntry, compare
+from pg_dpml.runs.train import TrainResult, plan, train
+from pg_dpml.runs.tuning import PublicScores, TuneResult, tune
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
 
 __all__ = [
     "BudgetError",

@@ -14,7 +14,7 @@ import typer.main
 import pg_dpml
 from pg_dpml import cli
 from pg_dpml.errors import DpmlError
-from pg_dpml.spec import METHOD_OPTIONS
+from pg_dpml.spec.spec import METHOD_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "controller" / "pg_dpml"

@@ -15,7 +15,7 @@ import pytest
 
 import oracles
 from neighbours import LOSSES, FloatArray, Table
-from pg_dpml import replay, report
+from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.methods import baselines, bolt_on, certified, minimise
@@ -23,9 +23,10 @@ from pg_dpml.methods.certified import Certified, Objective, make_certified
 from pg_dpml.methods.job import Result
 from pg_dpml.methods.minimise import Goal
 from pg_dpml.methods.plan import Problem, loss_options
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import PrivacySpec, TrainSpec
-from pg_dpml.train import TrainResult
+from pg_dpml.reports import report
+from pg_dpml.runs.train import TrainResult
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 ADULT = Problem(30_000, 105, 1, "binary")
 ONE = PrivacySpec(1.0, 1e-9)

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from pg_dpml import Comparison, ComparisonEntry, PrivacySpec, Relation, SpecError, TrainSpec, plots, report
-from pg_dpml.compare import MAJORITY
+from pg_dpml import Comparison, ComparisonEntry, PrivacySpec, Relation, SpecError, TrainSpec
 from pg_dpml.methods.plan import Problem
-from pg_dpml.report_html import comparison_html
-from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS
-from pg_dpml.train import Alternative, alternative, alternatives, plan_problem
+from pg_dpml.reports import plots, report
+from pg_dpml.reports.html import comparison_html
+from pg_dpml.runs.compare import MAJORITY
+from pg_dpml.runs.train import Alternative, alternative, alternatives, plan_problem
+from pg_dpml.spec.spec import METHODS, NOT_PRIVATE_METHODS
 
 # The package's function of the same name hides the module.
-TRAIN = importlib.import_module("pg_dpml.train")
+TRAIN = importlib.import_module("pg_dpml.runs.train")
 
 EVIL = "<script>alert('&')</script> $x_2$"
 PRIVATE = ComparisonEntry("bolt-on", 0.1, (0.5, 0.7, 0.9), "bolt-on", 0.4, 3.0, 0.25)

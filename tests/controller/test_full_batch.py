@@ -21,12 +21,12 @@ from pg_dpml.methods.plan import Plan, Problem, noise_record
 from pg_dpml.privacy import composed, mechanisms, resolution
 from pg_dpml.privacy.composed import ComposedNoise
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.report import plan_text
-from pg_dpml.spec import METHOD_OPTIONS, METHODS, PrivacySpec, TrainSpec
+from pg_dpml.reports.report import plan_text
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import METHOD_OPTIONS, METHODS, PrivacySpec, TrainSpec
 
 # The package's function of the same name hides the module.
-TRAIN = importlib.import_module("pg_dpml.train")
+TRAIN = importlib.import_module("pg_dpml.runs.train")
 
 ADULT = Problem(39_000, 109, 1, "binary")
 COVERTYPE = Problem(465_000, 55, 7, "multiclass")

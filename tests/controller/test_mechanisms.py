@@ -17,7 +17,7 @@ from pg_dpml.errors import GuaranteeError, ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 EPSILONS = (1e-3, 1e-2, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 DELTAS = (1e-15, 1e-12, 1e-9, 1e-6, 1e-4, 1e-2, 0.1, 0.5)

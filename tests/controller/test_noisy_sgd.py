@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from pg_dpml import report
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.methods.noisy_sgd import plan
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import accounting, mechanisms, resolution, step_noise
-from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.step_noise import StepNoise
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.reports import report
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 ADULT = Problem(39_118, 106, 1, "binary")
 MNIST = Problem(56_046, 785, 10, "multiclass")

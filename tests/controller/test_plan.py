@@ -19,9 +19,9 @@ from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.budget import Accounting
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, PrivacySpec, TrainSpec
-from pg_dpml.train import plan_problem
+from pg_dpml.runs.train import plan_problem
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, PrivacySpec, TrainSpec
 
 PROBLEMS = {
     "logistic": Problem(90, 4, 1, "binary"),

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_dpml import plots, report
-from pg_dpml.evaluate import Evaluation
-from pg_dpml.figures import CalibrationBin
-from pg_dpml.meaning import belief_text, chance_text, posterior, share_text, suspicion
-from pg_dpml.registry import Charge, Model
-from pg_dpml.report_html import LONGEST_WORD, model_html
+from pg_dpml.evaluation.evaluate import Evaluation
+from pg_dpml.evaluation.metrics import CalibrationBin
+from pg_dpml.ledger.models import Charge, Model
+from pg_dpml.privacy.meaning import belief_text, chance_text, posterior, share_text, suspicion
+from pg_dpml.reports import plots, report
+from pg_dpml.reports.html import LONGEST_WORD, model_html
 
 EVIL = "<script>alert('&')</script>"
 WHEN = datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pg_dpml.errors import SpecError
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec, read_text
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec, read_text
 
 BINARY = Label("income", positive=">50K")
 AGE = Column("age", lower=17, upper=90)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pg_dpml.blocks.portions import equal_sizes
 from pg_dpml.errors import SpecError
-from pg_dpml.portions import equal_sizes
-from pg_dpml.spec import Grid, TrainSpec
+from pg_dpml.spec.spec import Grid, TrainSpec
 
 
 def test_a_grid_is_every_combination() -> None:

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 import pg_dpml
 from anytable import YES, X, encoded, refused, run
-from pg_dpml.spec import Column, DataSpec, Label
+from pg_dpml.spec.spec import Column, DataSpec, Label
 from sqltools import scalar
 
 # Types

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import pg_dpml
 from pg_dpml.cli import app
-from pg_dpml.embedded import EmbeddedServer
 from pg_dpml.errors import DpmlError, RunFailedError, SpecError
-from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.spec.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from sqltools import empty_registry, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)

@@ -24,16 +24,16 @@ from typer.testing import CliRunner, Result
 import people
 import pg_dpml
 from people import create_people, make_people
-from pg_dpml import budgets
 from pg_dpml.cli import app
-from pg_dpml.database import Database, Session
-from pg_dpml.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.database.database import Database, Session
 from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
+from pg_dpml.ledger import budgets
 from pg_dpml.methods.plan import Guarantee
 from pg_dpml.privacy.budget import Cost, epsilon_of, limit_of
 from pg_dpml.privacy.mechanisms import gaussian_delta, gaussian_mu
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")

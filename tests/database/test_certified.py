@@ -18,13 +18,13 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml.database import Session, sql
-from pg_dpml.embedded import EmbeddedServer
+from pg_dpml.database.database import Session, sql
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.methods import bolt_on, certified
 from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Plan
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")

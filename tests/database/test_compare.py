@@ -18,19 +18,20 @@ from typer.testing import CliRunner, Result
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import DataSpec, Relation, cli, report
-from pg_dpml.compare import MAJORITY
-from pg_dpml.database import Session, sql
+from pg_dpml import DataSpec, Relation, cli
+from pg_dpml.blocks.rows import PackedRows, Source
+from pg_dpml.database.database import Session, sql
 from pg_dpml.errors import OWNER_ONLY, DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.methods.job import Job
-from pg_dpml.report_html import comparison_html
-from pg_dpml.rows import PackedRows, Source
-from pg_dpml.spec import NOT_PRIVATE_METHODS
+from pg_dpml.reports import report
+from pg_dpml.reports.html import comparison_html
+from pg_dpml.runs.compare import MAJORITY
+from pg_dpml.spec.spec import NOT_PRIVATE_METHODS
 from pg_dpml.tables.measuring import ValueCount
 from sqltools import scalar
 
 # The package's function of the same name hides the module.
-COMPARE = importlib.import_module("pg_dpml.compare")
+COMPARE = importlib.import_module("pg_dpml.runs.compare")
 
 N = 503
 METHODS = ("bolt-on", "noiseless")
@@ -347,7 +348,7 @@ def test_our_own_errors_on_private_rows_quote_none(
     def fail(*_: Any) -> None:
         raise ValueError("SECRET")
 
-    monkeypatch.setattr(importlib.import_module("pg_dpml.compare"), "run_method", fail)
+    monkeypatch.setattr(importlib.import_module("pg_dpml.runs.compare"), "run_method", fail)
     with pytest.raises(RunFailedError, match="failed in dpml, not on the server, and nothing was") as failure:
         pg_dpml.compare(database, people.spec(), methods=["bolt-on"], splits=1, owner=True)
     assert "the comparison failed by a ValueError at compare.py:" in caplog.text

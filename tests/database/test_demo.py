@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from pg_dpml import demo
-from pg_dpml.demo_data import load_adult
+from pg_dpml.server import demo
+from pg_dpml.server.demo_data import load_adult
 
 
 @pytest.mark.one_major

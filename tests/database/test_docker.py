@@ -16,8 +16,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from pg_dpml.demo_data import ADULT_SPEC, load_adult
-from pg_dpml.extension import Sources
+from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
+from pg_dpml.server.extension import Sources
 from sqltools import scalar
 
 ROOT = Path(__file__).resolve().parents[2]

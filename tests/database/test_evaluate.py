@@ -16,13 +16,14 @@ import pytest
 import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
-from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec, report
+from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec
 from pg_dpml.errors import OWNER_ONLY, GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.privacy import mechanisms, resolution
+from pg_dpml.reports import report
 from pg_dpml.tables.measuring import LeftOut, ValueCount
 from sqltools import scalar
 
-NOISY = importlib.import_module("pg_dpml.noisy_error")
+NOISY = importlib.import_module("pg_dpml.evaluation.noisy_error")
 
 N = 400
 EXACT = PrivacySpec(100.0)

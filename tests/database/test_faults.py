@@ -30,13 +30,14 @@ import people
 import pg_dpml
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml import budgets, registry
 from pg_dpml.cli import app
-from pg_dpml.database import Database
-from pg_dpml.embedded import EmbeddedServer
-from pg_dpml.embedded_host import Account, run_as, temporary_folder
+from pg_dpml.database.database import Database
 from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
-from pg_dpml.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
+from pg_dpml.ledger import budgets
+from pg_dpml.ledger import models as registry
+from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.server.host import Account, run_as, temporary_folder
+from pg_dpml.spec.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
 from sqltools import empty_registry, scalar
 
 N = 200
@@ -847,7 +848,7 @@ def test_a_pooler_with_one_connection_costs_nothing(
     pooler: str, clean: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second is waited for a while, not as long as the pooler has patience."""
-    monkeypatch.setattr("pg_dpml.database._PATIENCE_S", 0.5)
+    monkeypatch.setattr("pg_dpml.database.database._PATIENCE_S", 0.5)
     started = time.monotonic()
     with pytest.raises(
         UnavailableError, match=r"two connections at once.*default_pool_size.*nothing was charged"

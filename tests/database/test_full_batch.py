@@ -15,14 +15,15 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec, replay, rows
-from pg_dpml.database import Session, sql
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec, replay
+from pg_dpml.blocks import rows
+from pg_dpml.blocks.rows import PackedRows, Source
+from pg_dpml.database.database import Session, sql
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.job import GramSums, Job
 from pg_dpml.privacy import mechanisms
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.rows import PackedRows, Source
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")

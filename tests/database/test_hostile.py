@@ -19,7 +19,7 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from pg_dpml import replay
-from pg_dpml.embedded import EmbeddedServer
+from pg_dpml.server.embedded import EmbeddedServer
 from sqltools import plain_spec, scalar
 
 N, D = 3, 4

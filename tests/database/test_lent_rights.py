@@ -12,9 +12,11 @@ import psycopg
 import pytest
 
 import pg_dpml
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, budgets, requests
-from pg_dpml.database import Database
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
+from pg_dpml.ledger import budgets
+from pg_dpml.runs import requests
 from sqltools import empty_registry, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)

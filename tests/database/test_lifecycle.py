@@ -22,10 +22,10 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from catalogs import Snapshot, differences, snapshot
-from pg_dpml import extension, maintenance
 from pg_dpml.cli import app
-from pg_dpml.embedded import EmbeddedServer, find_pg_config
-from pg_dpml.extension import Sources, prebuilt_module
+from pg_dpml.server import extension, maintenance
+from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.server.extension import Sources, prebuilt_module
 from sqltools import scalar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -351,7 +351,7 @@ def test_a_wheel_with_a_module_needs_no_compiler(server: EmbeddedServer, sdist: 
     shutil.copytree(pg_config.parents[1], root / pg_config.parents[1].name, symlinks=True)
     installed = root / pg_config.relative_to(pg_config.parents[2])
     paths = extension.pg_config_paths(installed)
-    run(sys.executable, "-m", "pg_dpml.extension", installed, cwd=tmp_path, **bare)
+    run(sys.executable, "-m", "pg_dpml.server.extension", installed, cwd=tmp_path, **bare)
     [module] = (target / "pg_dpml" / "_server" / "prebuilt").iterdir()
     assert Path(paths["PKGLIBDIR"], "pg_dpml.so").read_bytes() == module.read_bytes()
     assert Path(paths["SHAREDIR"], "extension", f"pg_dpml--{now}.sql").is_file()

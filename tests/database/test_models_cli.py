@@ -24,10 +24,12 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, maintenance, registry
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.cli import app
-from pg_dpml.database import Database
-from pg_dpml.demo_data import ADULT_SPEC, load_adult
+from pg_dpml.database.database import Database
+from pg_dpml.ledger import models as registry
+from pg_dpml.server import maintenance
+from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
 from sqltools import scalar
 
 N = 300
@@ -493,7 +495,7 @@ def test_the_doctor_on_a_read_only_server(dpml: Dpml, database: str) -> None:
 
 
 def test_the_doctor_knows_versions(dpml: Dpml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pg_dpml.maintenance.version", lambda name: "9.9.9")
+    monkeypatch.setattr("pg_dpml.server.maintenance.version", lambda name: "9.9.9")
     result = dpml("doctor", "--format", "json")
     assert result.exit_code == 1
     check = findings(result)["extension"]

@@ -12,11 +12,12 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 import pg_dpml
-from pg_dpml import budgets, registry
-from pg_dpml.database import Database
+from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.export import sql_expression
-from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.ledger import budgets
+from pg_dpml.ledger import models as registry
+from pg_dpml.reports.export import sql_expression
+from pg_dpml.spec.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.tables.advice import check_text
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table

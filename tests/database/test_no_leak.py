@@ -32,22 +32,24 @@ import pytest
 import leaks
 import pg_dpml
 from leaks import Evidence, FloatArray, Secrets, Sightings, Watcher
-from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec, budgets, requests
-from pg_dpml.database import Database, Session, array_parameter, sql
-from pg_dpml.embedded import EmbeddedServer, find_pg_config
+from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
+from pg_dpml.database.database import Database, Session, array_parameter, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
-from pg_dpml.extension import Sources, pg_config_paths
+from pg_dpml.ledger import budgets
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
-from pg_dpml.spec import METHODS, NOT_PRIVATE_METHODS
+from pg_dpml.runs import requests
+from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.server.extension import Sources, pg_config_paths
+from pg_dpml.spec.spec import METHODS, NOT_PRIVATE_METHODS
 from sqltools import scalar
 
 # What is written where does not depend on the version; one with auto_explain shows the most.
 pytestmark = pytest.mark.one_major
 
 # The package's function of the same name hides the module.
-TRAIN = importlib.import_module("pg_dpml.train")
+TRAIN = importlib.import_module("pg_dpml.runs.train")
 
 N = 300
 PRIVACY = PrivacySpec(2.0, 1e-6)

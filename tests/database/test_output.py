@@ -18,7 +18,7 @@ import pytest
 import pg_dpml
 from pg_dpml.cli.framework import write_file
 from pg_dpml.errors import DpmlError
-from pg_dpml.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
 
 pytestmark = pytest.mark.one_major
 

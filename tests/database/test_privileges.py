@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 
 import people
 import pg_dpml
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, requests
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.cli import app
-from pg_dpml.database import Database
+from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
+from pg_dpml.runs import requests
 from pg_dpml.tables.checks import check_table
 from sqltools import empty_registry, scalar
 

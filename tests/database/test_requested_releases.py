@@ -16,9 +16,10 @@ from scipy import stats
 
 from neighbours import FloatArray
 from people import create_people, make_people
-from pg_dpml import budgets, requests
-from pg_dpml.database import Database
+from pg_dpml.database.database import Database
+from pg_dpml.ledger import budgets
 from pg_dpml.methods import certified
+from pg_dpml.runs import requests
 from sqltools import scalar
 
 pytestmark = pytest.mark.one_major

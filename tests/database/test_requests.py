@@ -24,13 +24,15 @@ from typer.testing import CliRunner
 
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml import budgets, maintenance, requests
 from pg_dpml.cli import app
-from pg_dpml.database import Database
-from pg_dpml.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.database.database import Database
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
+from pg_dpml.ledger import budgets
 from pg_dpml.privacy.mechanisms import gaussian_mu
-from pg_dpml.train import train_model
+from pg_dpml.runs import requests
+from pg_dpml.runs.train import train_model
+from pg_dpml.server import maintenance
+from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -826,7 +828,7 @@ def test_an_error_of_the_service_is_found_in_its_own_log(
     """The kind and the place, not the text: as the server's log, it is the owner's to read."""
     broken = """import importlib
 def fail(*_, **__): raise ValueError('SECRET')
-importlib.import_module('pg_dpml.train').released_model = fail
+importlib.import_module('pg_dpml.runs.train').released_model = fail
 from pg_dpml.cli import main; main()"""
     offer(database)
     request = ask(database, "m")

@@ -23,7 +23,7 @@ from scipy import stats
 
 import oracles
 from pg_dpml import replay
-from pg_dpml.embedded import EmbeddedServer
+from pg_dpml.server.embedded import EmbeddedServer
 from sqltools import Options, as_json, close, epoch, make_rows, numbers, scalar
 
 SMALLEST_P = 1e-6

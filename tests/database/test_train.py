@@ -23,8 +23,9 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import budgets, registry, rows
-from pg_dpml.database import Database, Session, sql
+from pg_dpml.blocks import rows
+from pg_dpml.blocks.rows import PackedRows, Source
+from pg_dpml.database.database import Database, Session, sql
 from pg_dpml.errors import (
     OWNER_ONLY,
     DpmlError,
@@ -34,19 +35,20 @@ from pg_dpml.errors import (
     SpecError,
     UnavailableError,
 )
+from pg_dpml.ledger import budgets
+from pg_dpml.ledger import models as registry
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods import sgd as sgd_module
 from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import resolution
-from pg_dpml.rows import PackedRows, Source
-from pg_dpml.spec import Column, Grid, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.spec import Column, Grid, Label, PrivacySpec, TrainSpec
 from sqltools import scalar, work_tables
 
 pytestmark = pytest.mark.usefixtures("clean")
 
 # The package's function of the same name hides the module.
-TRAIN = importlib.import_module("pg_dpml.train")
+TRAIN = importlib.import_module("pg_dpml.runs.train")
 
 N = 200
 PRIVACY = PrivacySpec(1.0, 1e-6)
@@ -441,7 +443,7 @@ def test_an_error_that_is_not_the_servers_is_in_our_log(
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("SECRET")
 
-    monkeypatch.setattr(importlib.import_module("pg_dpml.train"), "released_model", fail)
+    monkeypatch.setattr(importlib.import_module("pg_dpml.runs.train"), "released_model", fail)
     with pytest.raises(RunFailedError) as failure:
         pg_dpml.train(database, people.spec(), PRIVACY, name="m")
     (entry,) = ledger(connection)
@@ -462,7 +464,7 @@ def test_an_error_in_counting_after_the_charge_is_the_servers(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reported in words of ours, and in the server's log all the same."""
-    train = importlib.import_module("pg_dpml.train")
+    train = importlib.import_module("pg_dpml.runs.train")
     start = train.start_run
 
     def late(session: Session, *arguments: Any) -> None:

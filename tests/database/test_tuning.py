@@ -17,21 +17,23 @@ import pytest
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec, replay, report, scoring
-from pg_dpml.database import Database, Session, sql
+from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec, replay
+from pg_dpml.blocks import scoring
+from pg_dpml.blocks.portions import equal_sizes, pack_portions
+from pg_dpml.blocks.rows import PackedRows, count_units, repack, resolve
+from pg_dpml.database.database import Database, Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.portions import equal_sizes, pack_portions
 from pg_dpml.privacy import resolution, selection
-from pg_dpml.rows import PackedRows, count_units, repack, resolve
+from pg_dpml.reports import report
+from pg_dpml.runs.train import plan_problem, problem_of
 from pg_dpml.tables.measuring import LeftOut, ValueCount
-from pg_dpml.train import plan_problem, problem_of
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
 
-TUNING: Any = importlib.import_module("pg_dpml.tuning")
+TUNING: Any = importlib.import_module("pg_dpml.runs.tuning")
 N = 900
 PRIVACY = PrivacySpec(1.0, 1e-6)
 SURE = PrivacySpec(50.0, 1e-3)

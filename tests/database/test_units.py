@@ -12,9 +12,10 @@ import psycopg
 import pytest
 
 import pg_dpml
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, replay, rows
-from pg_dpml.database import Database, sql
-from pg_dpml.rows import count_units, pack, repack, resolve
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, replay
+from pg_dpml.blocks import rows
+from pg_dpml.blocks.rows import count_units, pack, repack, resolve
+from pg_dpml.database.database import Database, sql
 
 PRIVACY = PrivacySpec(10.0, 1e-6)
 ROWS = 1200

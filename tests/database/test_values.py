@@ -16,9 +16,9 @@ import pytest
 from psycopg import errors, sql
 
 import pg_dpml
-from pg_dpml.database import Database
-from pg_dpml.rows import record_of, resolve
-from pg_dpml.spec import LONGEST_LEVEL, Column, DataSpec, Label
+from pg_dpml.blocks.rows import record_of, resolve
+from pg_dpml.database.database import Database
+from pg_dpml.spec.spec import LONGEST_LEVEL, Column, DataSpec, Label
 from pg_dpml.tables.checks import ValueCheck, check_table
 from sqltools import scalar
 

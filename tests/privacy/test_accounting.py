@@ -28,7 +28,7 @@ from pg_dpml.privacy.accounting import (
     subsampled_gaussian_multiplier,
 )
 from pg_dpml.privacy.mechanisms import gaussian_mu
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 FloatArray = npt.NDArray[np.float64]
 Curve = Callable[[FloatArray], FloatArray]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from pg_dpml.budgets import Budget
 from pg_dpml.errors import GuaranteeError
+from pg_dpml.ledger.budgets import Budget
 from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.budget import (
@@ -33,10 +33,10 @@ from pg_dpml.privacy.budget import (
     zcdp_delta,
 )
 from pg_dpml.privacy.mechanisms import ReleaseNoise, calibrate, gaussian_delta, gaussian_mu
-from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.step_noise import StepNoise, calibrate_passes, calibrate_poisson
-from pg_dpml.spec import PrivacySpec, TrainSpec
-from pg_dpml.train import plan_problem
+from pg_dpml.runs.train import plan_problem
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 REPLACE, ZERO = Relation.REPLACE_ONE, Relation.ADD_REMOVE
 BUDGETS = [(0.1, 1e-9), (1.0, 1e-6), (3.0, 1e-5), (10.0, 1e-3)]

@@ -20,8 +20,8 @@ from pg_dpml.methods.certified import Certified
 from pg_dpml.methods.minimise import minimise
 from pg_dpml.methods.plan import Plan, Problem, loss_options
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 N = 50
 

@@ -30,8 +30,8 @@ from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import composed
 from pg_dpml.privacy.composed import ComposedNoise
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 RUNS = 20_000
 CONFIDENCE = 0.999

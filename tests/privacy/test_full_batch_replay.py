@@ -20,7 +20,7 @@ import neighbours
 from neighbours import LOSSES, FloatArray
 from pg_dpml import replay
 from pg_dpml.kernels import Loss
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 PAIRS = 400
 """Of each loss and form of blocks."""

@@ -22,9 +22,9 @@ from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import composed, mechanisms, resolution
 from pg_dpml.privacy.composed import ComposedNoise
 from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_mu
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import PrivacySpec, TrainSpec
-from pg_dpml.train import plan_problem
+from pg_dpml.runs.train import plan_problem
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 

@@ -253,7 +253,7 @@ MUTANTS = [
     ),
     Mutant(
         "D-without-the-2",
-        "controller/pg_dpml/privacy/relation.py",
+        "controller/pg_dpml/spec/relation.py",
         "return 2.0 * lipschitz if",
         "return lipschitz if",
         f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
@@ -309,7 +309,7 @@ MUTANTS = [
     ),
     Mutant(
         "D-of-a-step-without-the-2",
-        "controller/pg_dpml/privacy/relation.py",
+        "controller/pg_dpml/spec/relation.py",
         "return 2.0 * lipschitz if",
         "return lipschitz if",
         f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",

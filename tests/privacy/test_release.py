@@ -16,8 +16,8 @@ from pg_dpml.kernels import Noise
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import mechanisms
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 RELEASES = 20_000
 CONFIDENCE = 0.999

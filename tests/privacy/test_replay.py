@@ -18,7 +18,7 @@ from neighbours import LONGEST_ROW, LOSSES, SCHEDULES, FloatArray, Order, Table
 from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.sgd import Sgd
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 PAIRS = 500
 """Of each loss and schedule."""

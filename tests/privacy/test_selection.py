@@ -14,10 +14,11 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import chisquare
 
-from pg_dpml import replay, scoring
+from pg_dpml import replay
+from pg_dpml.blocks import scoring
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy import selection
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -18,9 +18,9 @@ from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods import noisy_sgd
 from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import accounting, mechanisms, resolution, step_noise
-from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.step_noise import StepNoise
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 MULTIPLIER = 1.5

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 import pg_dpml
-from pg_dpml import budgets
 from pg_dpml.cli.framework import Output, app, command, decimal, optional_decimal
-from pg_dpml.database import Session
+from pg_dpml.database.database import Session
+from pg_dpml.ledger import budgets
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy.budget import RULES, Cost
 

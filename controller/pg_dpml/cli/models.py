@@ -12,14 +12,15 @@ from typing import Annotated
 import typer
 
 import pg_dpml
-from pg_dpml import export as exporting
-from pg_dpml import maintenance, registry
-from pg_dpml import report as reports
 from pg_dpml.cli.framework import ModelName, Output, command, require_folder, say, warn, write_file
 from pg_dpml.cli.progress import pause
-from pg_dpml.database import ColumnType, Database, Session, sql
+from pg_dpml.database.database import ColumnType, Database, Session, sql
+from pg_dpml.ledger import models as registry
 from pg_dpml.names import shown, visible
-from pg_dpml.report_html import model_html
+from pg_dpml.reports import export as exporting
+from pg_dpml.reports import report as reports
+from pg_dpml.reports.html import model_html
+from pg_dpml.server import maintenance
 
 
 @command

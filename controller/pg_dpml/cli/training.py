@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import pg_dpml
-from pg_dpml import budgets, plots, report
+from pg_dpml.blocks.rows import resolve
 from pg_dpml.cli.framework import (
     ModelName,
     Output,
@@ -28,13 +28,14 @@ from pg_dpml.cli.framework import (
     write_file,
 )
 from pg_dpml.cli.progress import progress_bar, resume
-from pg_dpml.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
-from pg_dpml.demo import ADULT_SPEC, adult_server, run_demo
+from pg_dpml.ledger import budgets
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy.budget import gaussian_part
-from pg_dpml.report_html import comparison_html
-from pg_dpml.rows import resolve
-from pg_dpml.train import alternatives, priced_at
+from pg_dpml.reports import plots, report
+from pg_dpml.reports.html import comparison_html
+from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
+from pg_dpml.runs.train import alternatives, priced_at
+from pg_dpml.server.demo import ADULT_SPEC, adult_server, run_demo
 
 _KEEP = """
 The server runs until you press Ctrl-C, which {end}.

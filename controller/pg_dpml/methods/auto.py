@@ -9,7 +9,7 @@ from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods import bolt_on, full_batch, sufficient_statistics
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import composed, mechanisms
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 __all__ = ["plan"]
 

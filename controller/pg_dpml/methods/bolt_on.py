@@ -28,7 +28,7 @@ from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.budget import NoiseChoice, choose_noise
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.spec import SGD_OPTIONS, PrivacySpec, TrainSpec
+from pg_dpml.spec.spec import SGD_OPTIONS, PrivacySpec, TrainSpec
 
 __all__ = ["plan", "release", "run"]
 

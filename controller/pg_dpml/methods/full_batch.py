@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pg_dpml.blocks.rows import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.job import Job, Result
@@ -30,8 +31,7 @@ from pg_dpml.methods.plan import (
 from pg_dpml.methods.sgd import average_start
 from pg_dpml.privacy import composed
 from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.rows import unit_fits_block
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 __all__ = ["Descent", "Whitening", "plan", "run"]
 

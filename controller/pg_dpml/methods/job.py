@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pg_dpml.database import Session, json_parameter, sql
+from pg_dpml.blocks.rows import PackedRows, Source, whiten
+from pg_dpml.database.database import Session, json_parameter, sql
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import FloatArray
 from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.rows import PackedRows, Source, whiten
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 __all__ = ["GradientSums", "GramSums", "Job", "Method", "Progress", "Result"]
 

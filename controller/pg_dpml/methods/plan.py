@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.budget import Accounting
-from pg_dpml.privacy.relation import Relation
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 __all__ = [
     "Guarantee",

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.database import json_parameter, sql
+from pg_dpml.blocks.rows import repack, row_bytes
+from pg_dpml.database.database import json_parameter, sql
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Problem, loss_options
-from pg_dpml.rows import repack, row_bytes
-from pg_dpml.spec import TrainSpec
+from pg_dpml.spec.spec import TrainSpec
 
 __all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
 

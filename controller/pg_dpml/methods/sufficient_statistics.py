@@ -16,7 +16,7 @@ from pg_dpml.methods.job import Job, Result
 from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss, privacy_warnings
 from pg_dpml.privacy import composed
 from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.spec import PrivacySpec, TrainSpec
 
 __all__ = ["Statistics", "plan", "run"]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import scipy  # which imports its parts where they are used
 
 from pg_dpml.privacy.mechanisms import gaussian_delta, gaussian_mu
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 __all__ = [
     "Accounted",

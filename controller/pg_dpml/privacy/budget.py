@@ -25,9 +25,9 @@ from pg_dpml.privacy.mechanisms import (
     gaussian_share,
     smaller_kind,
 )
-from pg_dpml.privacy.relation import Relation
 from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
 from pg_dpml.privacy.step_noise import StepNoise
+from pg_dpml.spec.relation import Relation
 
 __all__ = [
     "RULES",

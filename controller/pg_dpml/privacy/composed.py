@@ -19,7 +19,7 @@ from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FOLD_ROWS, FloatArray, Noise
 from pg_dpml.privacy import mechanisms, resolution
 from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 __all__ = [
     "MAX_WHITENED_FEATURES",

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 __all__ = ["choose", "score_spread"]
 

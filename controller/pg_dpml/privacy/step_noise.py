@@ -12,7 +12,7 @@ from typing import ClassVar
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.privacy import accounting, mechanisms, resolution
-from pg_dpml.privacy.relation import Relation
+from pg_dpml.spec.relation import Relation
 
 __all__ = [
     "StepNoise",

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql
-from pg_dpml.rows import Source, from_clause
+from pg_dpml.blocks.rows import Source, from_clause
+from pg_dpml.database.database import ColumnType, Session, SourceTable, json_parameter, sql
 
 __all__ = [
     "COLUMNS_PER_QUERY",

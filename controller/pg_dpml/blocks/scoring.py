@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Exact errors of finished models on packed rows: un-noised, for a mechanism that chooses by them.
+
+Every row's term lies in [0, 1], and a zero row's is 0 whatever the model.
+Source: privacy/README.md, "Private tuning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from pg_dpml.blocks.rows import PackedRows
+from pg_dpml.database.database import sql
+from pg_dpml.kernels import FloatArray
+from pg_dpml.methods.job import Job, Result
+
+__all__ = ["errors", "rounding"]
+
+LARGEST_SQUARED_ERROR = 4.0
+"""Of a label and a prediction in [-1, 1]; a row's squared error is clamped there, which makes it 1."""
+
+ROUNDING_BITS = 35
+
+
+def rounding(task: str, n_rows: int) -> Fraction:
+    """Bound on how far `errors` over at most n_rows rows are from their exact sums.
+
+    Numbers of wrong rows are exact. Squared errors, at most 2 a row, are added plainly over less than
+    2^11 rows and then with compensation, in whatever order the workers have them: an error below
+    2^-40 n_rows.
+    """
+    return Fraction(n_rows, 2**ROUNDING_BITS) if task == "regression" else Fraction(0)
+
+
+def errors(job: Job, models: Sequence[Result]) -> list[float]:
+    """Errors of each model, summed over the job's packed rows.
+
+    Parameters
+    ----------
+    job : Job
+        Its plan says what is predicted, and its packed rows are what is predicted on.
+    models : sequence of Result
+        At most 64.
+
+    Returns
+    -------
+    list of float
+        Classification: rows whose class is predicted wrongly. Regression: sums of squared
+        errors in label units [-1, 1], each divided by the largest possible one and clamped to 1.
+    """
+    problem = job.plan.problem
+    if problem.task != "regression":
+        # The norm that a whitened model's scores are divided by changes no sign and no order.
+        loss: dict[str, Any] = {"loss": "logistic"}
+        if problem.n_outputs > 1:
+            loss = {"loss": "softmax", "classes": problem.n_outputs}
+        return _sums(job, [model.weights for model in models], loss | {"errors": True})
+    found = [0.0] * len(models)
+    clamped = {"loss": "squared", "loss_clip": LARGEST_SQUARED_ERROR / 2.0}
+    plain = [i for i, model in enumerate(models) if model.whitening is None]
+    if plain:
+        for i, error in zip(plain, _sums(job, [models[i].weights for i in plain], clamped), strict=True):
+            found[i] = error
+    for i, model in enumerate(models):
+        if model.whitening is not None:
+            white = replace(job, packed=_whitened(job, model.whitening))
+            (found[i],) = _sums(white, [model.weights], clamped)
+    # the loss is half the squared error
+    return [error / (LARGEST_SQUARED_ERROR / 2.0) for error in found]
+
+
+def _sums(job: Job, weights: Sequence[FloatArray], options: dict[str, Any]) -> list[float]:
+    """Summed losses of models of equal shape, in one pass."""
+    more = {"models": len(weights), "gradient": False}
+    sums = job.gradient(np.concatenate(weights), options | more)
+    assert sums.losses is not None  # there are rows
+    return [float(loss) for loss in sums.losses]
+
+
+def _whitened(job: Job, whitening: FloatArray) -> PackedRows:
+    """The packed rows, each divided by the norm of its product with a matrix."""
+    matrix = job.work_table("matrix", sql.SQL("p pg_catalog.float8[] NOT NULL"))
+    job.session.copy_row(matrix, ["float8[]"], [whitening.ravel()])
+    blocks = job.work_table("whitened", sql.SQL("block_no integer NOT NULL, block bytea NOT NULL"))
+    job.session.execute(
+        sql.SQL(
+            "INSERT INTO {} (block_no, block) SELECT b.block_no, "
+            "dpml.whiten(b.block, (SELECT m.p FROM {} AS m), 1.0) FROM {} AS b"
+        ).format(blocks, matrix, job.packed.blocks)
+    )
+    return replace(job.packed, blocks=blocks)

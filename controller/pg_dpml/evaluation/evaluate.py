@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Apply a stored model to a table: predictions, and its figures in one of three modes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pg_dpml.blocks.rows import record_of
+from pg_dpml.database.database import Database, sql
+from pg_dpml.errors import GuaranteeError, SpecError, owner_stamp
+from pg_dpml.evaluation.metrics import Figures, exact_figures, require_columns
+from pg_dpml.evaluation.noisy_error import NoisyError, release_error
+from pg_dpml.ledger import models as registry
+from pg_dpml.spec.spec import PrivacySpec
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+__all__ = ["Evaluation", "evaluate", "predict"]
+
+WAYS = (
+    "figures of private rows are themselves a release, so say exactly one of: --public (the rows of this "
+    "table are public); --owner (they are private, and the exact figures are for their owner's eyes only); "
+    "--epsilon E (they are private, and one noisy error is released and charged)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Figures):
+    """A model's figures on a table.
+
+    In mode "private" the number of rows is that of all rows used, `accuracy` or
+    `mean_squared_error` is the noisy one, and there are no other figures.
+
+    Attributes
+    ----------
+    model, table : str
+    private : bool
+        Whether the model is private.
+    mode : str
+        "public" (rows are public), "owner" (exact figures of private rows: **not
+        private**) or "private" (one noisy error of private rows, charged).
+    error : NoisyError or None
+        None but in mode "private".
+    """
+
+    model: str
+    table: str
+    private: bool
+    mode: str
+    error: NoisyError | None = None
+
+
+def evaluate(
+    source: str | sa.Engine,
+    model: str,
+    table: str,
+    *,
+    public: bool = False,
+    owner: bool = False,
+    privacy: PrivacySpec | None = None,
+    clip: float | None = None,
+    definition_is_public: bool = False,
+    insecure: bool = False,
+    dataset: str | None = None,
+) -> Evaluation:
+    """Figures of a stored model on a table, in exactly one of three modes.
+
+    Parameters
+    ----------
+    source : str or sqlalchemy.Engine
+        libpq connection string, or an engine over psycopg 3.
+    model : str
+        Name in dpml.models.
+    table : str
+        With the columns and the label of the training table.
+    public : bool
+        The owner's word that the rows of `table` are public.
+    owner : bool
+        Exact figures of private rows, for their owner alone: they are **not private**.
+    privacy : PrivacySpec or None
+        Release one noisy error of private rows and charge it. A `delta` of None is 0, since
+        one number needs the least noise without it. Units of privacy are the model's.
+    clip : float or None
+        Regression with `privacy`: public bound on one row's squared error, in (0, inf); None
+        for the largest possible one, which clips nothing.
+    definition_is_public : bool
+        With `privacy`, where `table` is a view: the owner's word that which rows it shows is public.
+    insecure : bool
+        Allow TCP without TLS to another machine.
+    dataset : str or None
+        With `privacy`: name of the budget to charge. None: that which lists `table`, or for the training
+        table of the model that which the model was charged to, if there is one.
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    GuaranteeError
+        If not exactly one mode is given: figures on private rows are releases.
+    SpecError
+        If the model, the table or a column does not exist, or no row has a declared label.
+    BudgetError
+        If the budget of the data set, or its owner's terms, do not allow it; nothing is charged.
+    RunFailedError
+        If a private evaluation fails after its charge; the charge stays.
+    RunInterrupted
+        On Ctrl-C after the charge; the charge stays.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Scores and errors".
+    """
+    if [public, owner, privacy is not None].count(True) != 1:
+        raise GuaranteeError(WAYS)
+    database = Database(source, insecure=insecure)
+    if privacy is not None:
+        scored, relation, error = release_error(
+            database,
+            model,
+            table,
+            privacy,
+            clip=clip,
+            definition_is_public=definition_is_public,
+            dataset=dataset,
+        )
+        return Evaluation(
+            model=scored.name,
+            table=relation.name,
+            private=scored.private,
+            mode="private",
+            n_rows=error.n_rows,
+            accuracy=1.0 - error.value if error.clip is None else None,
+            mean_squared_error=None if error.clip is None else error.value,
+            error=error,
+        )
+    if clip is not None or definition_is_public or dataset is not None:
+        raise SpecError("clip, definition_is_public and dataset go with epsilon: exact figures need none")
+    with database.session("REPEATABLE READ") as session:
+        stored = registry.load_model(session, model)
+        relation = session.relation(table)
+        require_columns(stored, relation, [stored.encoder["label"]["name"]])
+        with owner_stamp(owner):
+            figures = exact_figures(session, stored, relation)
+        return Evaluation(
+            model=stored.name,
+            table=relation.name,
+            private=stored.private,
+            mode="public" if public else "owner",
+            **vars(figures),
+        )
+
+
+def predict(
+    source: str | sa.Engine, model: str, table: str, *, id_column: str, into: str, insecure: bool = False
+) -> int:
+    """Write a model's predictions for every row of a table into a new table.
+
+    The new table has the id column, `prediction` (text) and `value` (float8,
+    see `dpml.predict_value`).
+
+    Parameters
+    ----------
+    source : str or sqlalchemy.Engine
+        libpq connection string, or an engine over psycopg 3.
+    model : str
+        Name in dpml.models.
+    table : str
+        With the feature columns of the training table.
+    id_column : str
+        Column that identifies a row.
+    into : str
+        Name of the new table, schema-qualified or not.
+    insecure : bool
+        Allow TCP without TLS to another machine.
+
+    Returns
+    -------
+    int
+        Number of rows written.
+
+    Raises
+    ------
+    SpecError
+        If the model, the table or a column does not exist, or the new table does.
+    """
+    with Database(source, insecure=insecure).session() as session:
+        stored = registry.load_model(session, model)
+        relation = session.relation(table)
+        require_columns(stored, relation, [])
+        id_column = relation.column(id_column, "id")
+        if id_column in ("prediction", "value"):
+            raise SpecError("id: the new table already has columns called prediction and value")
+        statement = sql.SQL(
+            "CREATE TABLE {target} AS SELECT t.{id}, dpml.predict({model}, {record}) AS prediction, "
+            "dpml.predict_value({model}, {record}) AS value FROM {table} AS t"
+        ).format(
+            target=session.new_table(into),
+            id=sql.Identifier(id_column),
+            # CREATE TABLE AS takes no parameters.
+            model=sql.Literal(stored.name),
+            record=record_of(stored.encoder, relation, with_label=False),
+            table=relation.identifier,
+        )
+        with session.owners_path():
+            return session.execute(statement)

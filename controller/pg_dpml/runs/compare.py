@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Methods beside each other on one table: trained and measured on the same random splits, nothing stored."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pg_dpml.blocks import scoring
+from pg_dpml.blocks.portions import pack_portions
+from pg_dpml.blocks.rows import PackedRows, Source, count_units, resolve
+from pg_dpml.database.database import Database, Session, sql
+from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
+from pg_dpml.ledger.charged import failure_text
+from pg_dpml.methods.job import Job, Progress
+from pg_dpml.methods.plan import Plan, Problem
+from pg_dpml.names import did_you_mean, shown, visible
+from pg_dpml.runs.train import Alternative, alternative, problem_of, run_method, start_run
+from pg_dpml.spec.relation import Relation
+from pg_dpml.spec.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec
+from pg_dpml.tables.measuring import LeftOut, count_left_out
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+__all__ = [
+    "DEFAULT_EPSILONS",
+    "DEFAULT_METHODS",
+    "DEFAULT_SPLITS",
+    "MAJORITY",
+    "Comparison",
+    "ComparisonEntry",
+    "compare",
+]
+
+DEFAULT_METHODS = tuple(method for method in METHODS if method != "noiseless")
+"""Of those that are not private `lbfgs` alone: the minimiser, against which privacy costs accuracy."""
+
+DEFAULT_EPSILONS = (0.01, 0.1, 1.0)
+DEFAULT_SPLITS = 10
+MOST_SPLITS = 1000
+TEST_SHARE = 5
+"""One unit of privacy in so many is measured on."""
+
+MAJORITY = "majority class"
+
+WAYS = (
+    "exact figures of private rows are themselves a release, so say exactly one of: --public (the rows of "
+    "the table are public); --owner (they are private, and the figures are for their owner's eyes only)"
+)
+
+
+@dataclass(frozen=True)
+class ComparisonEntry:
+    """A method at one epsilon, over all splits.
+
+    Attributes
+    ----------
+    method : str
+        As asked for; or `MAJORITY`, which always names the most frequent class of the
+        training portion.
+    epsilon : float or None
+        None for what is not private, and for a method that refuses whatever epsilon is.
+    values : tuple of float
+        A figure a split, see `Comparison`.
+    chosen : str or None
+        The method that ran: another one where `method` chooses.
+    noise : float or None
+        Standard deviation of the noise in the score of a row of norm 1.
+    passes : float or None
+        Passes taken, their mean; None where a private run does not tell.
+    seconds : float or None
+        Time to train, its mean.
+    refusal : str or None
+        Why the method does not run with its default options; then there are no values.
+    """
+
+    method: str
+    epsilon: float | None
+    values: tuple[float, ...] = ()
+    chosen: str | None = None
+    noise: float | None = None
+    passes: float | None = None
+    seconds: float | None = None
+    refusal: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The method, and in parentheses the one it chose."""
+        return self.method if self.chosen in (None, self.method) else f"{self.method} ({self.chosen})"
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the splits; None for a method that refuses."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation of one split, its noise included; None below two splits."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures of several methods on the same random splits of a table.
+
+    Attributes
+    ----------
+    table, task : str
+    mode : str
+        "public" (the rows are public) or "owner" (exact figures of private rows: **not private**).
+    figure : str
+        What is measured: "accuracy", the share of rows classified rightly, or "r_squared".
+    n_train, n_test : int
+        Units of privacy in the two portions of every split.
+    unit : str or None
+        Column whose equal values are one unit; None: every row is one.
+    splits : int
+    delta : float
+        Of the private methods.
+    relation : Relation
+    entries : tuple of ComparisonEntry
+        Methods in the order asked for, each by rising epsilon, and the majority class last. Where
+        `auto` chooses a method that was also asked for, that run is one entry, called "auto".
+    left_out : LeftOut or None
+        Rows of the table that no figure is of, since their label is not declared, and why.
+    """
+
+    table: str
+    task: str
+    mode: str
+    figure: str
+    n_train: int
+    n_test: int
+    unit: str | None
+    splits: int
+    delta: float
+    relation: Relation
+    entries: tuple[ComparisonEntry, ...]
+    left_out: LeftOut | None = None
+
+
+def compare(
+    source: str | sa.Engine,
+    data: DataSpec,
+    *,
+    methods: Sequence[str] = DEFAULT_METHODS,
+    epsilons: Sequence[float] = DEFAULT_EPSILONS,
+    delta: float | None = None,
+    relation: Relation = Relation.REPLACE_ONE,
+    splits: int = DEFAULT_SPLITS,
+    public: bool = False,
+    owner: bool = False,
+    progress: Progress | None = None,
+    insecure: bool = False,
+) -> Comparison:
+    """Train methods at several epsilons on random splits of a table, and measure them on the other rows.
+
+    Parameters
+    ----------
+    source : str or sqlalchemy.Engine
+        libpq connection string, or an engine over psycopg 3.
+    data : DataSpec
+    methods : sequence of str
+        Each runs with its default options; those that are not private without an epsilon.
+    epsilons : sequence of float
+        Each in [1e-12, 1e4].
+    delta : float or None
+        In [0, 1); None means 1 / n^2, n the units of privacy in a training portion.
+    relation : Relation
+    splits : int
+        From 1 to 1000. Each deals the units of privacy out anew, 80 % of them for training.
+    public : bool
+        The owner's word that the rows are public.
+    owner : bool
+        Exact figures of private rows, for their owner alone: they are **not private**.
+    progress : callable or None
+        Called with "models", the models trained, and how many there will be.
+    insecure : bool
+        Allow TCP without TLS to another machine.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    GuaranteeError
+        If not exactly one of `public` and `owner` is given.
+    SpecError
+        For a bad argument, if every method refuses, or if a test portion has no figure.
+    UnavailableError
+        If the server cannot be reached or is read-only.
+    RunFailedError
+        If training fails on private rows.
+
+    Notes
+    -----
+    All is done in one transaction that keeps nothing: no model, no charge, no work table.
+    A figure says how the method does on a portion of the rows, so on all of them it does a little better.
+    Squared errors are clipped at that of the label's whole range, a row each.
+    Source: privacy/README.md, "Scores and errors".
+    """
+    if public == owner:
+        raise GuaranteeError(WAYS)
+    _require_different(methods, "methods")
+    for method in methods:
+        if method not in METHODS:
+            offer = did_you_mean(method, METHODS) if isinstance(method, str) else ""
+            raise SpecError(f"methods must be of {', '.join(METHODS)}, not {method!r}{offer}")
+    _require_different(epsilons, "epsilons")
+    if isinstance(splits, bool) or not isinstance(splits, int) or not 1 <= splits <= MOST_SPLITS:
+        raise SpecError(f"splits must be a whole number from 1 to {MOST_SPLITS}, not {splits!r}")
+    privacies = [PrivacySpec(epsilon, delta, relation) for epsilon in epsilons]
+    privacies.sort(key=lambda privacy: privacy.epsilon)
+    with Database(source, insecure=insecure).session("REPEATABLE READ") as session:
+        resolved = resolve(session, data)
+        n_units = count_units(session, resolved)
+        n_test = n_units // TEST_SHARE
+        if n_test == 0:
+            raise SpecError(
+                f"table {visible(data.table)} has {n_units} rows (or units of privacy), and a split takes "
+                f"{TEST_SHARE}"
+            )
+        problem = problem_of(resolved, n_units - n_test, data)
+        runs = _plan_runs(problem, methods, privacies)
+        start_run(session)
+        left_out, majority = _measure_splits(session, resolved, n_test, runs, splits, progress, public=public)
+    return Comparison(
+        table=f"{resolved.table.schema}.{resolved.table.name}",
+        task=problem.task,
+        mode="public" if public else "owner",
+        figure="r_squared" if problem.task == "regression" else "accuracy",
+        n_train=problem.n_rows,
+        n_test=n_test,
+        unit=problem.unit,
+        splits=splits,
+        delta=privacies[0].delta_for(problem.n_rows),
+        relation=privacies[0].relation,
+        entries=(*(run.entry() for run in runs), *majority),
+        left_out=left_out,
+    )
+
+
+def _require_different(values: Sequence[Any], name: str) -> None:
+    if isinstance(values, str) or not values:
+        raise SpecError(f"{name} must be a list of at least one, not {values!r}")
+    twice = next((value for value in values if list(values).count(value) > 1), None)
+    if twice is not None:
+        raise SpecError(f"{name} must be different, and {twice} only once")
+
+
+@dataclass
+class _Run:
+    """A method at one epsilon: what it will do, and what the splits gave so far."""
+
+    method: str
+    privacy: PrivacySpec | None
+    decided: Alternative
+    values: list[float] = field(default_factory=list)
+    passes: list[int | None] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def entry(self) -> ComparisonEntry:
+        epsilon = None if self.privacy is None else self.privacy.epsilon
+        plan = self.decided.plan
+        if plan is None:
+            return ComparisonEntry(self.method, epsilon, refusal=self.decided.refusal)
+        return ComparisonEntry(
+            method=self.method,
+            epsilon=epsilon,
+            values=tuple(self.values),
+            chosen=plan.method,
+            noise=None if plan.noise is None else plan.noise.score_stddev,
+            passes=None if None in self.passes else statistics.fmean(p for p in self.passes if p is not None),
+            seconds=statistics.fmean(self.seconds),
+        )
+
+
+def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[PrivacySpec]) -> list[_Run]:
+    """Every method at every epsilon; those that are not private once, as those that refuse everywhere.
+
+    What `auto` chooses is not run a second time under its own name.
+    """
+    runs = []
+    for method in methods:
+        once = method in NOT_PRIVATE_METHODS
+        of_method = [
+            _Run(method, privacy, alternative(problem, privacy, method))
+            for privacy in ([None] if once else privacies)
+        ]
+        if {run.decided.refusal for run in of_method} == {of_method[0].decided.refusal} - {None}:
+            of_method = [_Run(method, None, of_method[0].decided)]
+        runs += of_method
+    chosen = [_work_of(run) for run in runs if run.method == "auto" and run.decided.plan is not None]
+    runs = [run for run in runs if run.method == "auto" or _work_of(run) not in chosen]
+    if all(run.decided.plan is None for run in runs):
+        refusals = dict.fromkeys(f"{run.method}: {run.decided.refusal}" for run in runs)
+        raise SpecError(f"methods: none of them runs here; {'; '.join(refusals)}")
+    return runs
+
+
+def _work_of(run: _Run) -> Plan | None:
+    """What a run does, whoever chose it."""
+    plan = run.decided.plan
+    return None if plan is None else replace(plan, reason="")
+
+
+def _measure_splits(
+    session: Session,
+    source: Source,
+    n_test: int,
+    runs: Sequence[_Run],
+    splits: int,
+    progress: Progress | None,
+    *,
+    public: bool,
+) -> tuple[LeftOut, tuple[ComparisonEntry, ...]]:
+    """Add the figures of all splits to the runs.
+
+    Returns what they leave out, and the entry of the majority class, where there are classes.
+
+    Raises
+    ------
+    SpecError
+        If a test portion has no figure.
+    RunFailedError
+        In place of an error that may quote a private row.
+    """
+    try:
+        with owner_stamp(not public):
+            majority = _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
+            # Last, so that no frame of a failure holds values of rows.
+            with session.owners_path():
+                return count_left_out(session, source), majority
+    except DpmlError:
+        raise
+    except Exception as error:
+        if public:
+            raise
+        failure = RunFailedError(failure_text(error, "the comparison", "nothing was charged or stored"))
+    raise failure  # outside the except block: the error is no part of this one
+
+
+def _measure_each_split(
+    session: Session, source: Source, n_test: int, runs: Sequence[_Run], splits: int, report: Progress
+) -> tuple[ComparisonEntry, ...]:
+    planned = [(run, run.decided.plan) for run in runs if run.decided.plan is not None]
+    majority = []
+    for number in range(splits):
+        with session.discarded():
+            split = _Split(session, source, planned[0][1].problem, n_test)
+            majority += split.majority()
+            for place, (run, plan) in enumerate(planned):
+                report("models", number * len(planned) + place, splits * len(planned))
+                value, passes, seconds = split.measure(plan)
+                run.values.append(value)
+                run.passes.append(passes)
+                run.seconds.append(seconds)
+    report("models", splits * len(planned), splits * len(planned))
+    return (ComparisonEntry(MAJORITY, None, tuple(majority)),) if majority else ()
+
+
+class _Split:
+    """Two random portions of the units, packed."""
+
+    def __init__(self, session: Session, source: Source, problem: Problem, n_test: int) -> None:
+        self.session = session
+        self.source = source
+        self.problem = problem
+        self.trained, self.tested = pack_portions(session, source, (problem.n_rows, n_test))
+        self.n_labels, self.spread = self._labels()
+
+    def _labels(self) -> tuple[int, float]:
+        """Test rows with a declared label; regression: their sum of squared distances from the mean."""
+        summary = sql.SQL("pg_catalog.count(*), coalesce(pg_catalog.var_pop(u.y), 0)")
+        ((n_labels, variance),) = self.session.fetch(_labelled(summary, self.tested))
+        label = self.source.encoder["label"]["name"]
+        if n_labels == 0:
+            raise SpecError(f"label {shown(label)}: no row of a test portion has a declared value")
+        if self.problem.task == "regression" and variance == 0.0:
+            raise SpecError(
+                f"label {shown(label)} has a single value in a test portion, so that R squared is undefined"
+            )
+        return n_labels, n_labels * variance
+
+    def majority(self) -> list[float]:
+        """Accuracy of always naming the training portion's most frequent class; empty for a regression."""
+        if self.problem.task == "regression":
+            return []
+        trained, tested = self._classes(self.trained), self._classes(self.tested)
+        most_frequent = max(sorted(trained), key=lambda y: trained[y], default=0.0)
+        return [tested.get(most_frequent, 0) / self.n_labels]
+
+    def _classes(self, packed: PackedRows) -> dict[float, int]:
+        """Rows of every class that has any."""
+        counts = sql.SQL("u.y, pg_catalog.count(*)")
+        return dict(self.session.fetch(_labelled(counts, packed) + sql.SQL("GROUP BY u.y")))
+
+    def measure(self, plan: Plan) -> tuple[float, int | None, float]:
+        """Figure, passes and seconds of a model; the portions stay as they are."""
+        with self.session.discarded():
+            started = time.monotonic()
+            result = run_method(Job(self.session, self.source, plan, self.trained, _no_report))
+            seconds = time.monotonic() - started
+            job = Job(self.session, self.source, plan, self.tested, _no_report)
+            (errors,) = scoring.errors(job, [result])
+        if self.problem.task == "regression":
+            value = 1.0 - float(scoring.LARGEST_SQUARED_ERROR * errors / self.spread)
+        else:
+            value = 1.0 - float(errors / self.n_labels)
+        return value, result.passes, seconds
+
+
+def _labelled(select: sql.SQL, packed: PackedRows) -> sql.Composed:
+    """A query of packed rows u that have a declared label: the others are zero rows of label 0."""
+    return sql.SQL(
+        "SELECT {} FROM {} AS b, dpml.unpack(b.block) AS u (x, y) "
+        "WHERE (u.y <> 0 OR 0::pg_catalog.float4 <> ANY (u.x)) "
+    ).format(select, packed.blocks)
+
+
+def _no_report(phase: str, done: int, total: int) -> None:
+    """Progress of one model among many is of no interest."""

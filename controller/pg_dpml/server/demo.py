@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The main job, on a private PostgreSQL: a private model of the Adult census data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pg_dpml.database.database import Database, sql
+from pg_dpml.evaluation.evaluate import Evaluation, evaluate
+from pg_dpml.reports import report
+from pg_dpml.runs.train import Progress, TrainResult, train
+from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
+from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.spec.spec import DataSpec, PrivacySpec, TrainSpec
+
+__all__ = ["ADULT_SPEC", "Demo", "adult_server", "run_demo"]
+
+PRIVATE_MODEL = "adult_demo"
+PLAIN_MODEL = "adult_not_private"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found.
+
+    Attributes
+    ----------
+    run : TrainResult
+        Of the private model.
+    private, plain : Evaluation
+        The private and the non-private model on the public test rows.
+    """
+
+    run: TrainResult
+    private: Evaluation
+    plain: Evaluation
+
+    @property
+    def text(self) -> str:
+        """The demo in words."""
+        figures = [
+            f"Accuracy on {self.private.n_rows:,} held-out rows",
+            f"  private model     {self.private.accuracy:7.2%}",
+            f"  without privacy   {self.plain.accuracy:7.2%}   (for comparison; not to be published)",
+            f"  majority class    {self.private.majority:7.2%}",
+        ]
+        return report.result_text(self.run, figures)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The demo as a JSON-ready mapping."""
+        return {
+            "run": report.result_record(self.run),
+            "private": report.evaluation_record(self.private),
+            "not_private": report.evaluation_record(self.plain),
+        }
+
+
+@contextmanager
+def adult_server(folder: Path | None) -> Iterator[EmbeddedServer]:
+    """A private server with the extension and the tables adult_train and adult_test.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where the server keeps its files; None for a temporary folder.
+    """
+    with EmbeddedServer(folder) as server:
+        with Database(server.dsn).session() as session:
+            session.execute(sql.SQL("CREATE EXTENSION IF NOT EXISTS pg_dpml"))
+            # Of an earlier demo in the same folder; what else was made there stays.
+            earlier = sql.SQL("DELETE FROM dpml.models WHERE name = ANY(%(names)s)")
+            session.execute(earlier, {"names": [PRIVATE_MODEL, PLAIN_MODEL]})
+            if session.fetch_one(sql.SQL("SELECT pg_catalog.to_regclass('public.adult_train') IS NULL"))[0]:
+                with session.role_path():
+                    load_adult(session.driver)
+        yield server
+
+
+def run_demo(
+    server: EmbeddedServer,
+    epsilon: float,
+    progress: Callable[[], AbstractContextManager[Progress | None]],
+) -> Demo:
+    """Train a private and a non-private model, and measure both on the public test rows.
+
+    Parameters
+    ----------
+    server : EmbeddedServer
+        From `adult_server`.
+    epsilon : float
+        In (0, inf).
+    progress : callable
+        Makes a context that yields a `Progress` or None.
+    """
+    data = DataSpec.from_toml(ADULT_SPEC)
+    with progress() as show:
+        run = train(server.dsn, data, PrivacySpec(epsilon), name=PRIVATE_MODEL, progress=show)
+    with progress() as show:
+        train(server.dsn, data, None, TrainSpec(method="lbfgs"), name=PLAIN_MODEL, progress=show)
+    private, plain = (
+        evaluate(server.dsn, name, "adult_test", public=True) for name in (PRIVATE_MODEL, PLAIN_MODEL)
+    )
+    return Demo(run, private, plain)
