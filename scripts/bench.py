@@ -34,8 +34,11 @@ import accuracy
 import pg_dpml
 from bench_rows import FEATURES, Floats, copy_in, copy_out, make_rows, spec
 from pg_dpml import PrivacySpec, TrainSpec, kernels
-from pg_dpml.blocks import rows
-from pg_dpml.database.database import Database, json_parameter, sql
+from pg_dpml.blocks import packing, source
+from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.database.adapters import json_parameter
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import sql
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.job import Job
@@ -269,7 +272,7 @@ class Bench:
             with connection.transaction(force_rollback=True):
                 copied.append(seconds(partial(connection.execute, statement)))
             with database.session("REPEATABLE READ") as session:
-                packed.append(seconds(partial(rows.pack, session, rows.resolve(session, spec()))))
+                packed.append(seconds(partial(packing.pack, session, source.resolve(session, spec()))))
                 session.driver.rollback()
         return [compare("pack-vs-ctas", packed[1:], copied[1:])]
 
@@ -336,7 +339,7 @@ class Bench:
         connection = self._open()
         passes, counts = [], []
         with Database(self.dsn).session("REPEATABLE READ") as session:
-            packed = rows.pack(session, rows.resolve(session, spec()))
+            packed = packing.pack(session, source.resolve(session, spec()))
             session.execute(sql.SQL("SET LOCAL max_parallel_workers_per_gather = 2"))
             query = sql.SQL(
                 "SELECT (s.sums).rows FROM (SELECT dpml.gradient(b.block, %(weights)s::float8[], "
@@ -369,14 +372,14 @@ class Bench:
         connection = self._open()
         ours, others = [], []
         with Database(self.dsn).session("REPEATABLE READ") as session:
-            source = rows.resolve(session, spec())
+            resolved = source.resolve(session, spec())
             start_run(session)
-            packed = rows.pack(session, source)
+            packed = packing.pack(session, resolved)
 
             def one_pass(chosen: TrainSpec) -> Callable[[], object]:
                 decided = pg_dpml.plan(self.dsn, spec(), PrivacySpec(1.0), chosen)
                 assert isinstance(decided.work, Sgd)
-                job = Job(session, source, decided, packed, lambda *_: None)
+                job = Job(Blocks(session, resolved, packed), decided, lambda *_: None)
                 return partial(run_passes, job, decided.work)
 
             noisy = one_pass(training)

@@ -14,7 +14,10 @@ from psycopg.types.json import Jsonb
 
 import pg_dpml
 from pg_dpml.errors import SpecError
-from pg_dpml.spec.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 from sqltools import FloatArray, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)

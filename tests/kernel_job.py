@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pg_dpml import replay
+from pg_dpml.blocks.blocks import GradientSums, GramSums
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.methods.job import GradientSums, GramSums
 from pg_dpml.methods.plan import Plan
 
 
@@ -37,11 +37,11 @@ def split(options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
 
 
 @dataclass
-class KernelJob:
-    """What methods ask of `pg_dpml.methods.job.Job`."""
+class KernelBlocks:
+    """What methods ask of `pg_dpml.blocks.blocks.Blocks`."""
 
-    plan: Plan
     blocks: list[bytes]
+    n_features: int
 
     def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> GradientSums:
         loss, more = split(options)
@@ -53,10 +53,18 @@ class KernelJob:
     def gram(self) -> GramSums:
         sums = replay.gram(self.blocks)
         assert sums.xy is not None
-        return GramSums(symmetric(sums.xx, self.plan.problem.n_features), sums.xy, sums.rows)
+        return GramSums(symmetric(sums.xx, self.n_features), sums.xy, sums.rows)
 
     def whiten(self, matrix: FloatArray, norm: float) -> None:
         self.blocks = [replay.whiten(block, matrix, norm) for block in self.blocks]
+
+
+class KernelJob:
+    """What methods ask of `pg_dpml.methods.job.Job`."""
+
+    def __init__(self, plan: Plan, blocks: list[bytes]) -> None:
+        self.plan = plan
+        self.blocks = KernelBlocks(blocks, plan.problem.n_features)
 
     def require_all(self, rows: int) -> None:
         """The kernels skip none."""

@@ -26,14 +26,17 @@ import pytest
 from psycopg import sql
 
 from pg_dpml import cli
-from pg_dpml.database.database import Session
+from pg_dpml.blocks.blocks import Blocks, GradientSums, GramSums
+from pg_dpml.database.session import Session
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import certified
 from pg_dpml.methods import minimise as minimiser
-from pg_dpml.methods.job import GradientSums, GramSums, Job
+from pg_dpml.methods.job import Job
 from pg_dpml.methods.minimise import Gradient
+from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
-from pg_dpml.privacy import mechanisms, selection
+from pg_dpml.privacy import selection
+from pg_dpml.privacy.noise import output
 
 FloatArray = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint64]
@@ -207,10 +210,12 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
     What the steps of noise in every step leave (dp-sgd, bst14, scs13) and what follows a release carries
     noise, and is no secret.
     """
-    release, choose, close = mechanisms.release, selection.choose, Job.close
-    gradient, hessian, gram, minimise = Job.gradient, Job.hessian, Job.gram, minimiser.minimise
+    release, choose, drop = output.release, selection.choose, Blocks.drop
+    gradient, hessian, gram = Blocks.gradient, Blocks.hessian, Blocks.gram
+    minimise, init = minimiser.minimise, Job.__init__
+    plans: dict[int, Plan] = {}
 
-    def recorded_release(weights: FloatArray, noise: mechanisms.ReleaseNoise, source: Noise) -> FloatArray:
+    def recorded_release(weights: FloatArray, noise: output.ReleaseNoise, source: Noise) -> FloatArray:
         released = release(weights, noise, source)
         secrets.add(weights)
         secrets.add(released - weights)
@@ -220,19 +225,19 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
         secrets.add(errors)
         return choose(errors, *more)
 
-    def recorded_gradient(self: Job, *arguments: Any) -> GradientSums:
+    def recorded_gradient(self: Blocks, *arguments: Any) -> GradientSums:
         sums = gradient(self, *arguments)
         for part in (sums.gradient, sums.losses):
             if part is not None:
                 secrets.add(part)
         return sums
 
-    def recorded_hessian(self: Job, *arguments: Any) -> FloatArray:
+    def recorded_hessian(self: Blocks, *arguments: Any) -> FloatArray:
         found = hessian(self, *arguments)
         secrets.add(found)
         return found
 
-    def recorded_gram(self: Job) -> GramSums:
+    def recorded_gram(self: Blocks) -> GramSums:
         sums = gram(self)
         secrets.add(sums.xx)
         secrets.add(sums.xy)
@@ -245,32 +250,37 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
 
         return minimise(recorded, *arguments, **more)
 
-    def recorded_close(self: Job) -> None:
-        _look(self, secrets)
-        close(self)
+    def recorded_init(self: Job, blocks: Blocks, plan: Plan, *arguments: Any) -> None:
+        plans[id(blocks)] = plan
+        init(self, blocks, plan, *arguments)
 
-    monkeypatch.setattr(mechanisms, "release", recorded_release)
+    def recorded_drop(self: Blocks) -> None:
+        _look(self, plans.pop(id(self), None), secrets)
+        drop(self)
+
+    monkeypatch.setattr(output, "release", recorded_release)
     monkeypatch.setattr(selection, "choose", recorded_choose)
     monkeypatch.setattr(certified, "minimise", recorded_minimise)
     for name, function in (
         ("gradient", recorded_gradient),
         ("hessian", recorded_hessian),
         ("gram", recorded_gram),
-        ("close", recorded_close),
+        ("drop", recorded_drop),
     ):
-        monkeypatch.setattr(Job, name, function)
+        monkeypatch.setattr(Blocks, name, function)
+    monkeypatch.setattr(Job, "__init__", recorded_init)
 
 
-def _look(job: Job, secrets: Secrets) -> None:
+def _look(blocks: Blocks, plan: Plan | None, secrets: Secrets) -> None:
     """Rows of the packed blocks, and the states of all passes, while they exist."""
-    rows = sql.SQL("SELECT u.x FROM {} AS b, dpml.unpack(b.block) AS u LIMIT 20").format(job.packed.blocks)
-    for (x,) in job.session.fetch(rows):
+    rows = sql.SQL("SELECT u.x FROM {} AS b, dpml.unpack(b.block) AS u LIMIT 20").format(blocks.packed.blocks)
+    for (x,) in blocks.session.fetch(rows):
         secrets.add(np.array(x, dtype=np.float32))
-    if not isinstance(job.plan.work, Sgd) or job.plan.work.noise is not None:
+    if plan is None or not isinstance(plan.work, Sgd) or plan.work.noise is not None:
         return
-    for table in [table for table in job._tables if '."state_' in table.as_string()]:
+    for table in [table for table in blocks.tables if '."state_' in table.as_string()]:
         states = sql.SQL("SELECT (state).weights, (state).average FROM {}").format(table)
-        for parts in job.session.fetch(states):
+        for parts in blocks.session.fetch(states):
             for part in parts:
                 if part is not None:
                     secrets.add(part)

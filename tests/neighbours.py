@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss, Schedule
 from pg_dpml.methods.sgd import Sgd
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy.noise import output
 from pg_dpml.spec.relation import Relation
 
 FloatArray = npt.NDArray[np.float64]
@@ -171,7 +171,7 @@ def bound(run: Sgd, n_rows: int, relation: Relation, rows_per_unit: int = 1) -> 
 
 def rounding(run: Sgd, found: kernels.Sensitivity, n_weights: int) -> float:
     """The product's allowance for float64 arithmetic, in the distance of two neighbours' models."""
-    return mechanisms.rounding_error(
+    return output.rounding_error(
         steps=found.steps,
         step_sum=found.step_sum,
         step_max=found.step_max,

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import psycopg
 
 import oracles
-from pg_dpml.spec.spec import Column, DataSpec, Label
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -15,8 +15,12 @@ from pg_dpml.methods.plan import Plan
 from pg_dpml.runs.compare import Comparison, ComparisonEntry, compare
 from pg_dpml.runs.train import TrainResult, plan, train
 from pg_dpml.runs.tuning import PublicScores, TuneResult, tune
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.grid import Grid
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = [
     "BudgetError",

@@ -25,8 +25,9 @@ from pg_dpml.methods.minimise import Goal
 from pg_dpml.methods.plan import Problem, loss_options
 from pg_dpml.reports import report
 from pg_dpml.runs.train import TrainResult
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 ADULT = Problem(30_000, 105, 1, "binary")
 ONE = PrivacySpec(1.0, 1e-9)
@@ -46,11 +47,12 @@ class FakeJob:
         n, d = table.x.shape
         half = n // 2
         self.loss = loss
-        self.blocks = [
+        self.packed = [
             replay.pack_dense(table.x[part], table.y[part])
             for part in (slice(half), slice(half, None))
             if len(table.y[part]) > 0
         ]
+        self.blocks: Any = self
         self.problem = Problem(n_units or n, d, loss.n_classes, task(loss))
         self.plan = SimpleNamespace(problem=self.problem)
         self.rows = n
@@ -63,7 +65,7 @@ class FakeJob:
     def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> Any:
         self.passes += 1
         assert options == loss_options(self.loss) | {"losses": False}
-        return replay.gradient(self.blocks, weights, self.loss, losses=False)
+        return replay.gradient(self.packed, weights, self.loss, losses=False)
 
     def require_all(self, rows: int) -> None:
         assert rows == self.rows
@@ -73,7 +75,7 @@ class FakeJob:
         assert options == loss_options(self.loss)
         d = len(weights)
         full = np.zeros((d, d))
-        full[np.triu_indices(d)] = replay.gram(self.blocks, weights, self.loss).xx
+        full[np.triu_indices(d)] = replay.gram(self.packed, weights, self.loss).xx
         return full + np.triu(full, 1).T
 
 

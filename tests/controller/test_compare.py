@@ -19,7 +19,7 @@ from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
 from pg_dpml.runs.train import Alternative, alternative, alternatives, plan_problem
-from pg_dpml.spec.spec import METHODS, NOT_PRIVATE_METHODS
+from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")

@@ -19,7 +19,7 @@ from pg_dpml.errors import DpmlError, SpecError, UnavailableError
 from pg_dpml.server import embedded, extension
 from pg_dpml.server.demo_data import ADULT_SPEC, ADULT_TABLES, load_adult
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
-from pg_dpml.spec.spec import DataSpec
+from pg_dpml.spec.data import DataSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run the server as somebody else")

@@ -18,12 +18,14 @@ from pg_dpml.kernels import Noise
 from pg_dpml.methods import auto, full_batch, sufficient_statistics
 from pg_dpml.methods.full_batch import Descent
 from pg_dpml.methods.plan import Plan, Problem, noise_record
-from pg_dpml.privacy import composed, mechanisms, resolution
-from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy import gaussian, resolution
+from pg_dpml.privacy.noise import composed
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.reports.report import plan_text
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import METHOD_OPTIONS, METHODS, PrivacySpec, TrainSpec
+from pg_dpml.spec.training import METHOD_OPTIONS, METHODS, TrainSpec
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")
@@ -71,8 +73,8 @@ def test_all_releases_together_have_the_run_s_mu(method: str, loss: str, relatio
             most_steps = full_batch.WHITENED_STEPS[1]
             numbers = most_steps * noise.n_weights + composed.triangle_size(problem.n_features)
         whole = noise.mu + resolution.sampler_mu(numbers)
-        assert mechanisms.gaussian_delta(epsilon, whole) == pytest.approx(claimed, rel=1e-6)
-        assert mechanisms.gaussian_delta(epsilon, math.sqrt(squares)) <= claimed
+        assert gaussian.gaussian_delta(epsilon, whole) == pytest.approx(claimed, rel=1e-6)
+        assert gaussian.gaussian_delta(epsilon, math.sqrt(squares)) <= claimed
 
 
 @pytest.mark.parametrize(
@@ -103,12 +105,12 @@ def test_the_recipe_on_adult() -> None:
     """The numbers of the recipe, written out for one problem."""
     work, noise, _ = parts(descend())
     n, d = ADULT.n_rows, ADULT.n_features
-    mu = mechanisms.gaussian_mu(0.1, 1 / n**2)
+    mu = gaussian.gaussian_mu(0.1, 1 / n**2)
     stddev = math.sqrt(2) / (n * math.sqrt(0.1) * mu)
     assert work.steps == 10
     assert work.momentum == 0.5
     assert parts(descend(privacy=PrivacySpec(1.0)))[0].steps == math.ceil(
-        n * mechanisms.gaussian_mu(1.0, 1 / n**2) / 200
+        n * gaussian.gaussian_mu(1.0, 1 / n**2) / 200
     )
     most = parts(descend(privacy=PrivacySpec(8.0)))[0]
     assert (most.steps, most.momentum) == (60, 0.5)
@@ -138,7 +140,7 @@ def test_many_rows_take_fewer_steps_of_more_momentum() -> None:
 
 def test_the_recipe_without_whitening() -> None:
     for loss, problem in PROBLEMS.items():
-        n, mu = problem.n_rows, mechanisms.gaussian_mu(0.1, 1 / problem.n_rows**2)
+        n, mu = problem.n_rows, gaussian.gaussian_mu(0.1, 1 / problem.n_rows**2)
         work, noise, gradient = parts(descend(problem, method="dp-gd", loss=loss))
         budget = n * mu / gradient.sensitivity
         length = {"binary": 2 * budget, "multiclass": budget, "regression": budget**0.75}[problem.task]

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pg_dpml.database.database import ColumnType, SourceTable
+from pg_dpml.database.catalog import ColumnType, SourceTable
 from pg_dpml.errors import SpecError
-from pg_dpml.spec.spec import Column, DataSpec, Label
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.advice import OWNER_ONLY, advice, check_record, check_text
 from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck, ValueCount
 from pg_dpml.tables.constraints import Bound, Facts, column_facts

@@ -15,8 +15,9 @@ from scipy.special import erfcx
 
 from pg_dpml.errors import GuaranteeError, ResolutionError
 from pg_dpml.kernels import Noise
-from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy import gaussian, knorm, resolution
+from pg_dpml.privacy.noise import output, sums
+from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.relation import Relation
 
 EPSILONS = (1e-3, 1e-2, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -52,7 +53,7 @@ def delta_by_mills_ratio(epsilon: float, mu: float) -> float:
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_gaussian_delta_agrees_with_independent_methods(epsilon: float, mu: float) -> None:
     expected = delta_by_quadrature(epsilon, mu)
-    found = mechanisms.gaussian_delta(epsilon, mu)
+    found = gaussian.gaussian_delta(epsilon, mu)
     # Cancellation: the terms are about (1 + epsilon / mu) / mu times their difference.
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-290)
     assert delta_by_mills_ratio(epsilon, mu) == pytest.approx(expected, rel=1e-9, abs=1e-290)
@@ -61,17 +62,17 @@ def test_gaussian_delta_agrees_with_independent_methods(epsilon: float, mu: floa
 def test_gaussian_delta_rises_with_mu_and_falls_with_epsilon() -> None:
     mus = np.geomspace(0.05, 20.0, 60)
     for epsilon in (0.01, 1.0, 10.0):
-        deltas = [mechanisms.gaussian_delta(epsilon, mu) for mu in mus]
+        deltas = [gaussian.gaussian_delta(epsilon, mu) for mu in mus]
         assert all(x <= y for x, y in itertools.pairwise(deltas))
     for mu in (0.1, 1.0, 5.0):
-        deltas = [mechanisms.gaussian_delta(epsilon, mu) for epsilon in np.geomspace(1e-3, 50.0, 60)]
+        deltas = [gaussian.gaussian_delta(epsilon, mu) for epsilon in np.geomspace(1e-3, 50.0, 60)]
         assert all(x >= y for x, y in itertools.pairwise(deltas))
-    assert mechanisms.gaussian_delta(0.0, 1.0) == pytest.approx(math.erf(1.0 / math.sqrt(8.0)), rel=1e-14)
+    assert gaussian.gaussian_delta(0.0, 1.0) == pytest.approx(math.erf(1.0 / math.sqrt(8.0)), rel=1e-14)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), GRID)
 def test_gaussian_mu_is_the_inverse_rounded_towards_more_noise(epsilon: float, delta: float) -> None:
-    mu = mechanisms.gaussian_mu(epsilon, delta)
+    mu = gaussian.gaussian_mu(epsilon, delta)
     assert delta_by_quadrature(epsilon, mu) <= delta
     # At these deltas d log dG / d log mu is below 10^5, and mu is within 1e-8 of the exact inverse.
     assert delta_by_quadrature(epsilon, mu * (1.0 + 1e-8)) > delta
@@ -80,12 +81,12 @@ def test_gaussian_mu_is_the_inverse_rounded_towards_more_noise(epsilon: float, d
 @pytest.mark.parametrize("epsilon", [1e-4, 1e-5, 1e-6, 1e-8])
 @pytest.mark.parametrize("delta", [1e-15, 1e-9, 1e-3])
 def test_gaussian_mu_is_private_for_tiny_epsilon_too(epsilon: float, delta: float) -> None:
-    assert delta_by_quadrature(epsilon, mechanisms.gaussian_mu(epsilon, delta)) <= delta
+    assert delta_by_quadrature(epsilon, gaussian.gaussian_mu(epsilon, delta)) <= delta
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(30.0, 1e-9), (100.0, 1e-9), (700.0, 1e-6), (1e4, 1e-9)])
 def test_gaussian_mu_for_large_epsilon(epsilon: float, delta: float) -> None:
-    mu = mechanisms.gaussian_mu(epsilon, delta)
+    mu = gaussian.gaussian_mu(epsilon, delta)
     assert delta_by_quadrature(epsilon, mu) <= delta * (1.0 + 1e-9)
     assert delta_by_quadrature(epsilon, mu * (1.0 + 1e-6)) > delta
 
@@ -94,14 +95,14 @@ def test_gaussian_mu_for_large_epsilon(epsilon: float, delta: float) -> None:
 @pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3])
 def test_gaussian_noise_is_below_the_textbook(epsilon: float, delta: float) -> None:
     textbook = math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
-    assert textbook / mechanisms.gaussian_stddev(1.0, epsilon, delta, 1) > 1.10
+    assert textbook / gaussian.gaussian_stddev(1.0, epsilon, delta, 1) > 1.10
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), GRID)
 def test_gaussian_stddev_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
     library = pytest.importorskip("dp_accounting.gaussian_mechanism", reason="dp_accounting is not installed")
     expected = library.get_sigma_gaussian(epsilon, delta)
-    assert mechanisms.gaussian_stddev(1.0, epsilon, delta, 1) == pytest.approx(expected, rel=1e-6)
+    assert gaussian.gaussian_stddev(1.0, epsilon, delta, 1) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -110,17 +111,17 @@ def test_gaussian_stddev_agrees_with_dp_accounting(epsilon: float, delta: float)
 )
 def test_gaussian_mu_refuses_other_domains(epsilon: float, delta: float) -> None:
     with pytest.raises(ValueError, match=r"(epsilon|delta) must be in"):
-        mechanisms.gaussian_mu(epsilon, delta)
+        gaussian.gaussian_mu(epsilon, delta)
 
 
 @pytest.mark.parametrize("sensitivity", [1e-6, 0.03, 1.0, 7.0])
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
 def test_noise_scales(sensitivity: float, epsilon: float) -> None:
-    mu = mechanisms.gaussian_mu(epsilon, 1e-6)
-    stddev = mechanisms.gaussian_stddev(sensitivity, epsilon, 1e-6, 1)
+    mu = gaussian.gaussian_mu(epsilon, 1e-6)
+    stddev = gaussian.gaussian_stddev(sensitivity, epsilon, 1e-6, 1)
     left = mu - resolution.sampler_mu(1)
     assert sensitivity / left <= stddev <= sensitivity / left * (1.0 + 1e-11)
-    scale = mechanisms.knorm_scale(sensitivity, epsilon, 1)
+    scale = knorm.knorm_scale(sensitivity, epsilon, 1)
     left = epsilon - resolution.sampler_knorm_epsilon(1)
     assert sensitivity / left <= scale <= sensitivity / left * (1.0 + 1e-11)
 
@@ -130,20 +131,20 @@ def test_noise_scales(sensitivity: float, epsilon: float) -> None:
 def test_the_sampler_has_its_share(epsilon: float, n_numbers: int) -> None:
     """Out of mu, of epsilon and of delta, before noise is calibrated."""
     delta = 2.5 * resolution.sampler_delta(n_numbers)
-    left = mechanisms.gaussian_share(epsilon, delta, n_numbers)
-    assert mechanisms.delta_left(delta, n_numbers) == pytest.approx(0.6 * delta)
-    whole = mechanisms.gaussian_mu(epsilon, 0.6 * delta)
+    left = gaussian.gaussian_share(epsilon, delta, n_numbers)
+    assert gaussian.delta_left(delta, n_numbers) == pytest.approx(0.6 * delta)
+    whole = gaussian.gaussian_mu(epsilon, 0.6 * delta)
     taken = 2.0 * math.sqrt(2.0 * math.pi) * n_numbers * 2.0**-48
     assert left == pytest.approx(whole - taken, rel=1e-9)
-    assert mechanisms.gaussian_delta(epsilon, left + taken) <= delta - resolution.sampler_delta(n_numbers)
-    assert mechanisms.gaussian_stddev(3.0, epsilon, delta, n_numbers) == pytest.approx(3.0 / left)
-    knorm = mechanisms.knorm_scale(3.0, epsilon, n_numbers, 5) if n_numbers < 10**9 else math.inf
-    if knorm < math.inf:
-        assert knorm == pytest.approx(
+    assert gaussian.gaussian_delta(epsilon, left + taken) <= delta - resolution.sampler_delta(n_numbers)
+    assert gaussian.gaussian_stddev(3.0, epsilon, delta, n_numbers) == pytest.approx(3.0 / left)
+    scale = knorm.knorm_scale(3.0, epsilon, n_numbers, 5) if n_numbers < 10**9 else math.inf
+    if scale < math.inf:
+        assert scale == pytest.approx(
             15.0 / (epsilon - 10.0 * (5.0 * n_numbers + 512.0) * 2.0**-48), rel=1e-11
         )
     with pytest.raises(GuaranteeError, match=rf"what the precision of the noise allows for {n_numbers:,}"):
-        mechanisms.delta_left(1.9 * resolution.sampler_delta(n_numbers), n_numbers)
+        gaussian.delta_left(1.9 * resolution.sampler_delta(n_numbers), n_numbers)
 
 
 def test_a_share_above_a_hundredth_is_refused() -> None:
@@ -152,9 +153,9 @@ def test_a_share_above_a_hundredth_is_refused() -> None:
     with pytest.raises(ResolutionError, match=r"mu = .* more than a hundredth of the run's"):
         resolution.require_share(taken, 99.0 * taken, "mu")
     with pytest.raises(ResolutionError, match="more than a hundredth"):
-        mechanisms.gaussian_stddev(1.0, 1e-4, 1e-9, 10**9)
+        gaussian.gaussian_stddev(1.0, 1e-4, 1e-9, 10**9)
     with pytest.raises(ResolutionError, match=r"epsilon = .* more than a hundredth"):
-        mechanisms.knorm_scale(1.0, 1e-10, 1)
+        knorm.knorm_scale(1.0, 1e-10, 1)
 
 
 @pytest.mark.parametrize("n_weights", [1, 30, 7850])
@@ -163,7 +164,7 @@ def test_noise_too_wide_for_its_grid_is_refused(delta: float, n_weights: int) ->
     """And the refusal names the least epsilon, which is one."""
 
     def attempt(epsilon: float) -> ReleaseNoise:
-        return mechanisms.calibrate(0.01, 0.0, n_weights, epsilon, delta)
+        return output.calibrate(0.01, 0.0, n_weights, epsilon, delta)
 
     with pytest.raises(ResolutionError, match="too wide for the released numbers") as refused:
         resolution.with_least_epsilon(attempt, 1e-7 if n_weights > 1000 else 1e-8)
@@ -186,7 +187,7 @@ def test_no_epsilon_is_named_where_none_would_do() -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_knorm_scale_refuses_other_domains(epsilon: float) -> None:
     with pytest.raises(ValueError, match="epsilon"):
-        mechanisms.knorm_scale(1.0, epsilon, 1)
+        knorm.knorm_scale(1.0, epsilon, 1)
 
 
 @pytest.mark.parametrize("lipschitz", [0.5, 1.0, math.sqrt(2.0)])
@@ -231,17 +232,17 @@ def test_rounding_error(changes: dict[str, float], bound: float) -> None:
     run = RUN | changes
     eta, lambda_ = 0.25, run["lambda_"]
     terms = (6.0 + eta * lambda_) * bound, eta * (50 + 8) * 0.5, eta * 0.25 * (105 + 2) * bound
-    found = mechanisms.rounding_error(**run)  # type: ignore[arg-type]
+    found = output.rounding_error(**run)  # type: ignore[arg-type]
     assert found == pytest.approx(1000 * 2.0**-52 * sum(terms), rel=1e-12)
 
 
 def test_calibration_has_head_room_for_grid_and_rounding() -> None:
-    noise = mechanisms.calibrate(0.01, 0.00005, 105, 1.0, 1e-6)
+    noise = output.calibrate(0.01, 0.00005, 105, 1.0, 1e-6)
     grid = resolution.release_grid(0.01, 105)
     assert (noise.kind, noise.sensitivity, noise.grid, noise.n_weights) == ("gaussian", 0.01, grid, 105)
     assert noise.calibrated_sensitivity == pytest.approx(0.01 + grid * math.sqrt(105) + 0.00005, rel=1e-15)
-    assert noise.scale >= noise.calibrated_sensitivity / mechanisms.gaussian_mu(1.0, 1e-6)
-    pure = mechanisms.calibrate(0.01, 0.00005, 105, 0.5, 0.0)
+    assert noise.scale >= noise.calibrated_sensitivity / gaussian.gaussian_mu(1.0, 1e-6)
+    pure = output.calibrate(0.01, 0.00005, 105, 0.5, 0.0)
     assert pure.kind == "k-norm"
     assert pure.scale == pytest.approx(noise.calibrated_sensitivity / 0.5, rel=1e-11)
 
@@ -250,30 +251,30 @@ def test_calibration_has_head_room_for_grid_and_rounding() -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("delta", [1e-12, 1e-9, 1e-6, 0.01])
 def test_the_smaller_noise_is_taken(epsilon: float, delta: float, n_weights: int) -> None:
-    noise = mechanisms.calibrate(1.0, 0.0, n_weights, epsilon, delta)
+    noise = output.calibrate(1.0, 0.0, n_weights, epsilon, delta)
     stddevs = {
-        "gaussian": mechanisms.gaussian_stddev(1.0, epsilon, delta, 1),
-        "k-norm": mechanisms.knorm_scale(1.0, epsilon, 1) * math.sqrt(n_weights + 1),
+        "gaussian": gaussian.gaussian_stddev(1.0, epsilon, delta, 1),
+        "k-norm": knorm.knorm_scale(1.0, epsilon, 1) * math.sqrt(n_weights + 1),
     }
     assert noise.kind in stddevs
     assert noise.score_stddev == pytest.approx(min(stddevs.values()), rel=2e-6)
-    assert mechanisms.best_mu(epsilon, delta, n_weights) == pytest.approx(1.0 / noise.score_stddev, rel=2e-6)
+    assert knorm.best_mu(epsilon, delta, n_weights) == pytest.approx(1.0 / noise.score_stddev, rel=2e-6)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_rounding_is_refused_above_a_hundredth(delta: float) -> None:
-    mechanisms.calibrate(1.0, 0.00999, 10, 1.0, delta)
+    output.calibrate(1.0, 0.00999, 10, 1.0, delta)
     with pytest.raises(
         GuaranteeError, match=r"rounding.*fewer passes, a larger batch_size or a smaller radius"
     ):
-        mechanisms.calibrate(1.0, 0.01001, 10, 1.0, delta)
+        output.calibrate(1.0, 0.01001, 10, 1.0, delta)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_nothing_to_hide_needs_no_noise(delta: float) -> None:
-    noise = mechanisms.calibrate(None, 0.0, 3, 1.0, delta)
+    noise = output.calibrate(None, 0.0, 3, 1.0, delta)
     assert (noise.scale, noise.grid, noise.score_stddev, noise.expected_norm) == (0.0, 0.0, 0.0, 0.0)
-    np.testing.assert_array_equal(mechanisms.release(np.zeros(3), noise, Noise()), np.zeros(3))
+    np.testing.assert_array_equal(output.release(np.zeros(3), noise, Noise()), np.zeros(3))
 
 
 @pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-300, 0.99e-290, math.nan])
@@ -281,22 +282,22 @@ def test_a_sensitivity_that_float64_cannot_carry_is_refused(sensitivity: float) 
     """Above all one that vanished, which would look as if there were nothing to hide."""
     for delta in (0.0, 1e-6):
         with pytest.raises(GuaranteeError, match="too small for float64: take a larger clip"):
-            mechanisms.calibrate(sensitivity, 0.0, 3, 1.0, delta)
+            output.calibrate(sensitivity, 0.0, 3, 1.0, delta)
     with pytest.raises(GuaranteeError, match="too small for float64: take a larger clip"):
-        mechanisms.calibrate_gaussian(sensitivity, 0.0, 3, 0.5)
-    assert mechanisms.calibrate_gaussian(1e-290, 0.0, 3, 0.5).scale > 0.0
+        output.calibrate_gaussian(sensitivity, 0.0, 3, 0.5)
+    assert output.calibrate_gaussian(1e-290, 0.0, 3, 0.5).scale > 0.0
 
 
 def released(noise: ReleaseNoise, weights: npt.NDArray[np.float64], runs: int) -> npt.NDArray[np.float64]:
     """Releases with fixed keys, shape (runs, n_weights)."""
     keys = (run.to_bytes(32, "little") for run in range(runs))
-    return np.array([mechanisms.release(weights, noise, Noise(key)) for key in keys])
+    return np.array([output.release(weights, noise, Noise(key)) for key in keys])
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.05])
 @pytest.mark.parametrize("size", [1.0, 1e5])
 def test_release_lies_on_the_grid(delta: float, size: float) -> None:
-    noise = mechanisms.calibrate(0.01, 0.0, 7, 1.0, delta)
+    noise = output.calibrate(0.01, 0.0, 7, 1.0, delta)
     weights = size * np.array([0.1, -0.7, 1.0 / 3.0, 0.0, math.pi, -1e-9, 0.011])
     places = released(noise, weights, 50) / noise.grid
     np.testing.assert_array_equal(places, np.rint(places))
@@ -307,7 +308,7 @@ def test_release_lies_on_the_grid(delta: float, size: float) -> None:
 
 @pytest.mark.statistical
 def test_gaussian_release_distribution() -> None:
-    noise = mechanisms.calibrate(0.01, 0.0, 5, 1.0, 0.05)
+    noise = output.calibrate(0.01, 0.0, 5, 1.0, 0.05)
     assert noise.kind == "gaussian"
     weights = np.array([0.3, -0.2, 0.0, 1.1, -5.0])
     drawn = released(noise, weights, 8000) - weights
@@ -322,7 +323,7 @@ def test_gaussian_release_distribution() -> None:
 @pytest.mark.statistical
 @pytest.mark.parametrize("n_weights", [1, 2, 5])
 def test_knorm_release_distribution(n_weights: int) -> None:
-    noise = mechanisms.calibrate(0.01, 0.0, n_weights, 2.0, 0.0)
+    noise = output.calibrate(0.01, 0.0, n_weights, 2.0, 0.0)
     assert noise.kind == "k-norm"
     weights = np.linspace(-1.0, 1.0, n_weights)
     drawn = released(noise, weights, 8000) - weights
@@ -340,14 +341,14 @@ def test_knorm_release_distribution(n_weights: int) -> None:
 
 @pytest.mark.parametrize("shape", [(4,), (3, 1), ()])
 def test_release_refuses_other_shapes(shape: tuple[int, ...]) -> None:
-    noise = mechanisms.calibrate(0.01, 0.0, 3, 1.0, 1e-6)
+    noise = output.calibrate(0.01, 0.0, 3, 1.0, 1e-6)
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
-        mechanisms.release(np.zeros(shape), noise, Noise())
+        output.release(np.zeros(shape), noise, Noise())
 
 
 def test_sums_that_float64_does_not_count_are_refused() -> None:
-    noise = mechanisms.calibrate_sum(1, 1.0, 0.0)
-    assert abs(mechanisms.release_sum(mechanisms.MOST_SUM - 1, noise, Noise()) - mechanisms.MOST_SUM) < 100
-    for total in (mechanisms.MOST_SUM, -mechanisms.MOST_SUM):
+    noise = sums.calibrate_sum(1, 1.0, 0.0)
+    assert abs(sums.release_sum(sums.MOST_SUM - 1, noise, Noise()) - sums.MOST_SUM) < 100
+    for total in (sums.MOST_SUM, -sums.MOST_SUM):
         with pytest.raises(ValueError, match="total must be in"):
-            mechanisms.release_sum(total, noise, Noise())
+            sums.release_sum(total, noise, Noise())

@@ -8,8 +8,8 @@ from datetime import date, datetime, timedelta, timezone
 import pytest
 
 from pg_dpml.errors import SpecError
+from pg_dpml.spec.columns import Column
 from pg_dpml.spec.dates import moment_number, parse_moment
-from pg_dpml.spec.spec import Column
 
 
 def test_moments_as_numbers() -> None:

@@ -17,11 +17,14 @@ from pg_dpml.kernels import Schedule
 from pg_dpml.methods.noisy_sgd import plan
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.methods.sgd import Sgd
-from pg_dpml.privacy import accounting, mechanisms, resolution, step_noise
-from pg_dpml.privacy.step_noise import StepNoise
+from pg_dpml.privacy import gaussian, resolution
+from pg_dpml.privacy.accounting import subsampled
+from pg_dpml.privacy.noise import steps as step_noise
+from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.reports import report
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 ADULT = Problem(39_118, 106, 1, "binary")
 MNIST = Problem(56_046, 785, 10, "multiclass")
@@ -49,10 +52,10 @@ def test_passes_of_scs13_compose_exactly(batch_size: int, passes: int, relation:
     change = 2.0 if relation is Relation.REPLACE_ONE else 1.0
     assert noise.sensitivity == change
     mu = math.sqrt(passes) * change / noise.scale
-    wanted = mechanisms.gaussian_mu(0.5, 1e-8)
+    wanted = gaussian.gaussian_mu(0.5, 1e-8)
     assert wanted * (1.0 - 1e-3) <= mu <= wanted
     mu = math.sqrt(passes) * noise.calibrated_sensitivity / noise.scale
-    assert mechanisms.gaussian_delta(0.5, mu) <= 1e-8
+    assert gaussian.gaussian_delta(0.5, mu) <= 1e-8
     assert noise.steps == sgd.steps(ADULT.n_rows, passes) == passes * math.ceil(39_118 / batch_size)
 
 
@@ -126,7 +129,7 @@ def test_poisson_noise_gives_the_guarantee(method: str, relation: Relation) -> N
         room = noise.calibrated_sensitivity / noise.sensitivity
         assert 1.0 < room < 1.01
         assert noise.noise_multiplier == pytest.approx(noise.scale / bound)
-        spent = accounting.subsampled_gaussian_epsilon(
+        spent = subsampled.subsampled_gaussian_epsilon(
             noise.noise_multiplier / room, sgd.sampling, noise.steps, 1e-9, relation
         )
         assert 0.98 * 0.7 <= spent <= 0.7 * (1.0 + 1e-9)
@@ -136,7 +139,7 @@ def test_every_unit_in_every_batch_composes_exactly() -> None:
     _, sgd, noise = planned("dp-sgd", batch_size=ADULT.n_rows, passes=30, privacy=PrivacySpec(0.5, 1e-8))
     assert (sgd.sampling, noise.accountant, noise.steps) == (1.0, "exact", 30)
     mu = math.sqrt(30) * noise.sensitivity / noise.scale
-    assert mu == pytest.approx(mechanisms.gaussian_mu(0.5, 1e-8), rel=1e-2)
+    assert mu == pytest.approx(gaussian.gaussian_mu(0.5, 1e-8), rel=1e-2)
 
 
 @pytest.mark.parametrize("problem", [ADULT, MNIST])
@@ -232,7 +235,7 @@ def test_few_rows_and_a_small_epsilon(method: str, n_rows: int) -> None:
 
 
 def test_an_account_above_epsilon_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = accounting.Accounted(1.0, 0.51, "pld", 0.1)
+    found = subsampled.Accounted(1.0, 0.51, "pld", 0.1)
     monkeypatch.setattr(step_noise, "_pld", lambda *arguments: found)
     with pytest.raises(GuaranteeError, match=r"at most epsilon = 0\.5 over"):
         planned("dp-sgd", privacy=PrivacySpec(0.5, 1e-8))

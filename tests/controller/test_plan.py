@@ -17,11 +17,12 @@ import oracles
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.methods.plan import Problem
-from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.budget import Accounting
+from pg_dpml.privacy import gaussian, resolution
+from pg_dpml.privacy.cost import Accounting
 from pg_dpml.runs.train import plan_problem
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, PrivacySpec, TrainSpec
+from pg_dpml.spec.training import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, TrainSpec
 
 PROBLEMS = {
     "logistic": Problem(90, 4, 1, "binary"),
@@ -142,7 +143,7 @@ def test_noise_is_calibrated_to_the_sensitivity(delta: float) -> None:
     assert noise.calibrated_sensitivity <= noise.sensitivity * (1.01 + 2.0**-20)
     if delta:
         assert noise.kind == "gaussian"
-        assert noise.scale >= noise.calibrated_sensitivity / mechanisms.gaussian_mu(0.5, delta)
+        assert noise.scale >= noise.calibrated_sensitivity / gaussian.gaussian_mu(0.5, delta)
     else:
         assert noise.kind == "k-norm"
         assert noise.scale >= noise.calibrated_sensitivity / 0.5

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 
 from pg_dpml.kernels import Noise
-from pg_dpml.privacy import mechanisms
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy import gaussian
+from pg_dpml.privacy.noise import sums
+from pg_dpml.privacy.noise.output import ReleaseNoise
 
 KEY = bytes(range(32))
 DRAWS = 20_000
@@ -36,11 +37,11 @@ def cdf(noise: ReleaseNoise, at: npt.NDArray[np.floating]) -> npt.NDArray[np.flo
 
 @pytest.mark.parametrize(("sensitivity", "epsilon", "delta"), CASES)
 def test_the_smaller_noise_is_taken(sensitivity: int, epsilon: float, delta: float) -> None:
-    noise = mechanisms.calibrate_sum(sensitivity, epsilon, delta)
+    noise = sums.calibrate_sum(sensitivity, epsilon, delta)
     laplace = math.sqrt(2.0) * sensitivity / epsilon
     best = laplace
     if delta > 0.0:
-        best = min(laplace, sensitivity / mechanisms.gaussian_mu(epsilon, delta))
+        best = min(laplace, sensitivity / gaussian.gaussian_mu(epsilon, delta))
     assert noise.score_stddev == pytest.approx(best, rel=1e-9)
     assert (noise.kind == "gaussian") == (best < laplace)
     assert (noise.sensitivity, noise.grid, noise.n_weights) == (sensitivity, 1.0, 1)
@@ -50,9 +51,9 @@ def test_the_smaller_noise_is_taken(sensitivity: int, epsilon: float, delta: flo
 @pytest.mark.parametrize(("sensitivity", "epsilon", "delta"), CASES)
 def test_distribution(sensitivity: int, epsilon: float, delta: float) -> None:
     """Whole numbers, with the probabilities of the rounded continuous noise."""
-    noise = mechanisms.calibrate_sum(sensitivity, epsilon, delta)
+    noise = sums.calibrate_sum(sensitivity, epsilon, delta)
     source = Noise(KEY)
-    drawn = np.array([mechanisms.release_sum(1000, noise, source) - 1000 for _ in range(DRAWS)])
+    drawn = np.array([sums.release_sum(1000, noise, source) - 1000 for _ in range(DRAWS)])
     # Edges half-way between whole numbers, in about equally likely cells.
     law = stats.norm(scale=noise.scale) if noise.kind == "gaussian" else stats.laplace(scale=noise.scale)
     edges = np.unique(np.round(law.ppf(np.linspace(0.0, 1.0, 21)[1:-1])) + 0.5)
@@ -64,7 +65,7 @@ def test_distribution(sensitivity: int, epsilon: float, delta: float) -> None:
 @pytest.mark.parametrize(("sensitivity", "epsilon", "delta"), CASES[:3] + CASES[4:])
 def test_guarantee(sensitivity: int, epsilon: float, delta: float) -> None:
     """Hockey-stick divergence of the rounded noise and of the same moved by the sensitivity."""
-    noise = mechanisms.calibrate_sum(sensitivity, epsilon, delta)
+    noise = sums.calibrate_sum(sensitivity, epsilon, delta)
     reach = math.ceil(60.0 * noise.scale) + sensitivity
     at = np.arange(-reach, reach + 1) + 0.5
     probabilities = np.diff(cdf(noise, at))
@@ -79,8 +80,8 @@ def test_guarantee(sensitivity: int, epsilon: float, delta: float) -> None:
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
 @pytest.mark.parametrize(("sensitivity", "epsilon", "delta"), CASES)
 def test_range(sensitivity: int, epsilon: float, delta: float, confidence: float) -> None:
-    noise = mechanisms.calibrate_sum(sensitivity, epsilon, delta)
-    h = mechanisms.noise_range(noise, confidence)
+    noise = sums.calibrate_sum(sensitivity, epsilon, delta)
+    h = sums.noise_range(noise, confidence)
 
     def inside(width: int) -> float:
         low, high = cdf(noise, np.array([-width - 0.5, width + 0.5]))
@@ -91,8 +92,8 @@ def test_range(sensitivity: int, epsilon: float, delta: float, confidence: float
 
 
 def test_sums_are_whole_and_not_too_large() -> None:
-    noise = mechanisms.calibrate_sum(1, 1e6, 0.0)  # so little that it rounds to nothing
+    noise = sums.calibrate_sum(1, 1e6, 0.0)  # so little that it rounds to nothing
     for total in (0, 7, -3, 2**52 - 1):
-        assert mechanisms.release_sum(total, noise, Noise(KEY)) == total
+        assert sums.release_sum(total, noise, Noise(KEY)) == total
     with pytest.raises(ValueError, match="total must be in"):
-        mechanisms.release_sum(2**52, noise, Noise(KEY))
+        sums.release_sum(2**52, noise, Noise(KEY))

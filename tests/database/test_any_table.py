@@ -14,7 +14,8 @@ from psycopg.types.json import Jsonb
 
 import pg_dpml
 from anytable import YES, X, encoded, refused, run
-from pg_dpml.spec.spec import Column, DataSpec, Label
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
 from sqltools import scalar
 
 # Types

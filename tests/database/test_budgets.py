@@ -25,15 +25,17 @@ import people
 import pg_dpml
 from people import create_people, make_people
 from pg_dpml.cli import app
-from pg_dpml.database.database import Database, Session
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session
 from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
-from pg_dpml.ledger import budgets
-from pg_dpml.methods.plan import Guarantee
-from pg_dpml.privacy.budget import Cost, epsilon_of, limit_of
-from pg_dpml.privacy.mechanisms import gaussian_delta, gaussian_mu
+from pg_dpml.ledger import budgets, charging, claims, opening, terms
+from pg_dpml.privacy.cost import Cost, epsilon_of, limit_of
+from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
+from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -64,17 +66,17 @@ def tables(database: str) -> None:
 
 def open_budget(dsn: str, epsilon: str = "1.0", delta: str = "0.1", rule: str = "basic", **more: Any) -> None:
     with Database(dsn).session() as session:
-        budgets.open_budget(
+        opening.open_budget(
             session, "census", epsilon=Decimal(epsilon), delta=Decimal(delta), rule=rule, **more
         )
 
 
-def left(dsn: str) -> budgets.Left:
+def left(dsn: str) -> terms.Left:
     with Database(dsn).session() as session:
         return budgets.left_of(session, budgets.load_budget(session, "census"))
 
 
-def entries(dsn: str) -> list[budgets.Entry]:
+def entries(dsn: str) -> list[terms.Entry]:
     with Database(dsn).session() as session:
         return budgets.history(session, "census")
 
@@ -87,7 +89,7 @@ def charge(
     request: str | None = None,
     dataset: str | None = "census",
     table: str = "people",
-) -> budgets.Charged:
+) -> charging.Charged:
     """As a run does."""
     with Database(dsn).session(isolation) as session:
         return charge_in(session, guarantee, request, dataset, table)
@@ -99,8 +101,8 @@ def charge_in(
     request: str | None = None,
     dataset: str | None = "census",
     table: str = "people",
-) -> budgets.Charged:
-    return budgets.charge(
+) -> charging.Charged:
+    return charging.charge(
         session,
         session.relation(table),
         guarantee,
@@ -162,7 +164,7 @@ def test_of_twenty_sessions_ten_get_a_tenth(
 
     with ThreadPoolExecutor(20) as pool:
         assert sorted(pool.map(ask, range(20))) == [False] * 10 + [True] * 10
-    assert left(database) == budgets.Left(10, False, Cost(Decimal(0), Decimal("0.1")))
+    assert left(database) == terms.Left(10, False, Cost(Decimal(0), Decimal("0.1")))
     assert scalar(connection, "SELECT sum(epsilon) FROM dpml.ledger") == 1
     turns = connection.execute("SELECT turn FROM dpml.budget_entries ORDER BY 1").fetchall()
     assert [turn for (turn,) in turns] == list(range(1, 11))
@@ -350,7 +352,7 @@ def test_the_owner_sets_the_least_epsilon(database: str) -> None:
         charge(database, Guarantee(9e-6, 0.0, Relation.REPLACE_ONE))
     charge(database, Guarantee(6e-6, 0.0, Relation.ADD_REMOVE))  # by the relation of the budget
     with Database(database).session() as session:
-        budgets.open_budget(
+        opening.open_budget(
             *(session, "strict"),
             epsilon=Decimal(1),
             delta=Decimal("1e-9"),
@@ -420,7 +422,7 @@ def test_a_request_is_charged_once(database: str, connection: psycopg.Connection
     train(database, "other", request="tuesday")
     assert left(database).entries == 2
 
-    def ask(_: int) -> budgets.Charged:
+    def ask(_: int) -> charging.Charged:
         return charge(database, request="wednesday")
 
     with ThreadPoolExecutor(10) as pool:
@@ -435,12 +437,12 @@ def test_a_listed_table_is_charged_unasked(database: str, connection: psycopg.Co
     train(database, "m", dataset=None)
     assert left(database).entries == 1
     with Database(database).session() as session:
-        budgets.open_budget(session, "other", epsilon=Decimal(9), delta=Decimal("1e-9"), rule="basic")
+        opening.open_budget(session, "other", epsilon=Decimal(9), delta=Decimal("1e-9"), rule="basic")
     with pytest.raises(GuaranteeError, match="belongs to data set census, not other"):
         train(database, "m2", dataset="other")
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
     with Database(database).session() as session:
-        budgets.open_budget(
+        opening.open_budget(
             *(session, "third"),
             epsilon=Decimal(9),
             delta=Decimal("0.1"),
@@ -568,7 +570,7 @@ def test_a_dump_keeps_budgets(
     train(database, "m", request="r")
     charge(database)
     with Database(database).session() as session:
-        budgets.open_budget(session, "shut", epsilon=Decimal(1), delta=Decimal("1e-9"), rule="basic")
+        opening.open_budget(session, "shut", epsilon=Decimal(1), delta=Decimal("1e-9"), rule="basic")
         budgets.close_budget(session, "shut")
     connection.execute("UPDATE dpml.models SET granted_to = '{dpml_analyst}'")
     last = scalar(connection, "SELECT max(id) FROM dpml.ledger")
@@ -760,7 +762,7 @@ def test_an_amount_that_delta_alone_is_worth_is_no_epsilon(database: str) -> Non
 def open_budget_named(dsn: str, name: str, **more: Any) -> None:
     given: dict[str, Any] = {"epsilon": Decimal(9), "delta": Decimal("0.1"), "rule": "basic"}
     with Database(dsn).session() as session:
-        budgets.open_budget(session, name, **(given | more))
+        opening.open_budget(session, name, **(given | more))
 
 
 def test_a_column_of_a_person_without_a_unit_draws_a_warning(
@@ -823,7 +825,7 @@ def test_a_charge_and_an_opening_do_not_both_happen(
     open_budget(database, "0.1", tables=("people",))
 
     def reopen(session: Session) -> None:
-        budgets.open_budget(session, "census", epsilon=Decimal(1), delta=Decimal("0.1"), rule="basic")
+        opening.open_budget(session, "census", epsilon=Decimal(1), delta=Decimal("0.1"), rule="basic")
 
     steps: dict[str, Callable[[Session], Any]] = {"charge": charge_in, "open": reopen}
     second = next(name for name in steps if name != first)
@@ -941,7 +943,7 @@ def test_a_table_is_not_in_a_second_budget(
     with pytest.raises(GuaranteeError, match="belongs to data set census, not second"):
         charge(database, dataset="second", table=other)
     with Database(database).session() as session:
-        found = budgets.budget_of(session, session.relation(other), None)
+        found = claims.budget_of(session, session.relation(other), None)
         assert (None if found is None else found.dataset) == ("census" if listed else None)
 
 
@@ -1076,7 +1078,7 @@ def test_of_ten_budgets_on_one_table_one_is_opened(
                     charge_in(session, dataset=f"b{number}")
                 else:
                     given: dict[str, Any] = {"epsilon": Decimal(9), "delta": Decimal("0.1"), "rule": "basic"}
-                    budgets.open_budget(session, f"b{number}", tables=("people",), **given)
+                    opening.open_budget(session, f"b{number}", tables=("people",), **given)
         except DpmlError:
             return False
         return True

@@ -18,13 +18,14 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml.database.database import Session, sql
+from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.methods import bolt_on, certified
-from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Plan
 from pg_dpml.server.embedded import EmbeddedServer
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -50,34 +51,34 @@ class Spy:
         self.sent: list[float] = []
         self.tables = 0
         self.without_noise = np.zeros(0)
-        release, gradient, work_table = bolt_on.release, Job.gradient, Job.work_table
+        release, gradient, work_table = bolt_on.release, Blocks.gradient, Blocks.work_table
         copy_row = Session.copy_row
 
         def spied_release(plan: Plan, weights: FloatArray) -> FloatArray:
             self.without_noise = weights.copy()
             return release(plan, weights)
 
-        def spied_gradient(job: Job, weights: FloatArray, options: Any) -> Any:
+        def spied_gradient(blocks: Blocks, weights: FloatArray, options: Any) -> Any:
             if not len(self.y):
-                self.look(job)
-            return gradient(job, weights, options)
+                self.look(blocks)
+            return gradient(blocks, weights, options)
 
-        def spied_table(job: Job, kind: str, columns: sql.SQL) -> sql.Identifier:
+        def spied_table(blocks: Blocks, kind: str, columns: sql.SQL) -> sql.Identifier:
             self.tables += 1
-            return work_table(job, kind, columns)
+            return work_table(blocks, kind, columns)
 
         def spied_copy(session: Session, table: Any, types: Sequence[str], values: Sequence[Any]) -> None:
             self.sent.extend(values[0].tolist())
             copy_row(session, table, types, values)
 
         monkeypatch.setattr(bolt_on, "release", spied_release)
-        monkeypatch.setattr(Job, "gradient", spied_gradient)
-        monkeypatch.setattr(Job, "work_table", spied_table)
+        monkeypatch.setattr(Blocks, "gradient", spied_gradient)
+        monkeypatch.setattr(Blocks, "work_table", spied_table)
         monkeypatch.setattr(Session, "copy_row", spied_copy)
 
-    def look(self, job: Job) -> None:
+    def look(self, blocks: Blocks) -> None:
         query = sql.SQL("SELECT u.x, u.y FROM {} AS b, dpml.unpack(b.block) AS u(x, y)")
-        x, y = zip(*job.session.fetch(query.format(job.packed.blocks)), strict=True)
+        x, y = zip(*blocks.session.fetch(query.format(blocks.packed.blocks)), strict=True)
         self.x, self.y = (np.array(part, np.float32).astype(np.float64) for part in (x, y))
 
 
@@ -258,15 +259,15 @@ def test_a_failure_says_nothing_of_the_rows(
     database: str, monkeypatch: pytest.MonkeyPatch, connection: psycopg.Connection
 ) -> None:
     """The charge stays, and the message has no number of the run."""
-    gradient, calls = Job.gradient, []
+    gradient, calls = Blocks.gradient, []
 
-    def fail_late(job: Job, weights: FloatArray, options: Any) -> Any:
-        calls.append(gradient(job, weights, options))
+    def fail_late(blocks: Blocks, weights: FloatArray, options: Any) -> Any:
+        calls.append(gradient(blocks, weights, options))
         if len(calls) == 4:
-            job.session.execute(sql.SQL("SELECT 1 / 0"))
+            blocks.session.execute(sql.SQL("SELECT 1 / 0"))
         return calls[-1]
 
-    monkeypatch.setattr(Job, "gradient", fail_late)
+    monkeypatch.setattr(Blocks, "gradient", fail_late)
     with pytest.raises(RunFailedError) as failure:
         pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(method="bolt-on", lambda_=LAMBDA), name="m")
     assert re.fullmatch(r"the run failed on the server and no model was stored; .*", str(failure.value))

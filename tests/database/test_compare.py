@@ -19,14 +19,15 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
 from pg_dpml import DataSpec, Relation, cli
-from pg_dpml.blocks.rows import PackedRows, Source
-from pg_dpml.database.database import Session, sql
+from pg_dpml.blocks.packing import PackedRows
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import OWNER_ONLY, DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.methods.job import Job
 from pg_dpml.reports import report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
-from pg_dpml.spec.spec import NOT_PRIVATE_METHODS
+from pg_dpml.spec.training import NOT_PRIVATE_METHODS
 from pg_dpml.tables.measuring import ValueCount
 from sqltools import scalar
 
@@ -75,7 +76,7 @@ class Spy:
             return packed
 
         def spied_run(job: Job) -> Any:
-            seen = unpacked(job.session, job.packed)
+            seen = unpacked(job.blocks.session, job.blocks.packed)
             for found, dealt in zip(seen, self.portions[-1][0], strict=True):
                 np.testing.assert_array_equal(found, dealt)  # earlier methods left the rows as they were
             result = run_method(job)

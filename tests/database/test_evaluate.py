@@ -18,7 +18,8 @@ import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec
 from pg_dpml.errors import OWNER_ONLY, GuaranteeError, RunFailedError, RunInterrupted, SpecError
-from pg_dpml.privacy import mechanisms, resolution
+from pg_dpml.privacy import resolution
+from pg_dpml.privacy.noise import sums
 from pg_dpml.reports import report
 from pg_dpml.tables.measuring import LeftOut, ValueCount
 from sqltools import scalar
@@ -275,7 +276,7 @@ def test_exact_sum_of_squared_errors(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, clip: float | None
 ) -> None:
     """Of what is released but for its noise."""
-    monkeypatch.setattr(mechanisms, "release_sum", lambda total, noise, source: total)
+    monkeypatch.setattr(sums, "release_sum", lambda total, noise, source: total)
     rows = scored(connection, "regression", "predict_value")
     bound = min(clip or 100.0, 100.0)
     errors = [min((float(label) - value) ** 2, bound) for label, _, value in rows]
@@ -292,12 +293,12 @@ def test_noise_and_its_bar(database: str, monkeypatch: pytest.MonkeyPatch) -> No
     found = pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(0.5)).error
     assert exact is not None
     assert found is not None
-    noise = mechanisms.calibrate_sum(1, 0.5, 0.0)
-    assert found.half_width == mechanisms.noise_range(noise, 0.95) / N
+    noise = sums.calibrate_sum(1, 0.5, 0.0)
+    assert found.half_width == sums.noise_range(noise, 0.95) / N
     assert abs(found.value - exact.value) * N < 40.0 * noise.scale
     # Clamped: an error rate is in [0, 1].
     for far, value in ((-(10**6), 0.0), (10**6, 1.0)):
-        monkeypatch.setattr(mechanisms, "release_sum", lambda total, noise, source, far=far: far)
+        monkeypatch.setattr(sums, "release_sum", lambda total, noise, source, far=far: far)
         clamped = pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(0.5)).error
         assert clamped is not None
         assert clamped.value == value

@@ -33,11 +33,15 @@ from people import create_people, make_people
 from pg_dpml.cli import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
-from pg_dpml.ledger import budgets
 from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import opening
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.server.host import Account, run_as, temporary_folder
-from pg_dpml.spec.spec import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.grid import Grid
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 from sqltools import empty_registry, scalar
 
 N = 200
@@ -251,7 +255,7 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
 ) -> None:
     """And a repeat under the same request pays nothing twice."""
     with Database(database).session() as session:
-        budgets.open_budget(session, "census", epsilon=Decimal(100), delta=Decimal("0.1"), rule="basic")
+        opening.open_budget(session, "census", epsilon=Decimal(100), delta=Decimal("0.1"), rule="basic")
     data = people.spec(dataset="census")
     train(database, data=data, name="claims the table", request="claims the table")
     proxy.arm()

@@ -16,14 +16,16 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec, replay
-from pg_dpml.blocks import rows
-from pg_dpml.blocks.rows import PackedRows, Source
-from pg_dpml.database.database import Session, sql
+from pg_dpml.blocks import packing
+from pg_dpml.blocks.blocks import Blocks, GramSums
+from pg_dpml.blocks.packing import PackedRows
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods.job import GramSums, Job
-from pg_dpml.privacy import mechanisms
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy import gaussian
+from pg_dpml.privacy.noise import output
+from pg_dpml.privacy.noise.output import ReleaseNoise
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -57,7 +59,7 @@ class Spy:
         self.releases: list[tuple[FloatArray, FloatArray, ReleaseNoise]] = []
         self.before: tuple[FloatArray, FloatArray, list[replay.Block]] | None = None
         self.after: tuple[FloatArray, FloatArray, list[replay.Block]] | None = None
-        release, gradient, whiten = mechanisms.release, Job.gradient, rows.whiten
+        release, gradient, whiten = output.release, Blocks.gradient, packing.whiten
 
         def spied_release(vector: FloatArray, noise: ReleaseNoise, source: Noise) -> FloatArray:
             released = release(vector, noise, source)
@@ -72,14 +74,14 @@ class Spy:
             self.after = self.look(session, whitened)
             return whitened
 
-        def spied_gradient(job: Job, *given: Any) -> Any:
+        def spied_gradient(blocks: Blocks, *given: Any) -> Any:
             if self.before is None:
-                self.before = self.look(job.session, job.packed)
-            return gradient(job, *given)
+                self.before = self.look(blocks.session, blocks.packed)
+            return gradient(blocks, *given)
 
-        monkeypatch.setattr(mechanisms, "release", spied_release)
-        monkeypatch.setattr("pg_dpml.methods.job.whiten", spied_whiten)
-        monkeypatch.setattr(Job, "gradient", spied_gradient)
+        monkeypatch.setattr(output, "release", spied_release)
+        monkeypatch.setattr("pg_dpml.blocks.blocks.whiten", spied_whiten)
+        monkeypatch.setattr(Blocks, "gradient", spied_gradient)
 
     @staticmethod
     def look(session: Session, packed: PackedRows) -> tuple[FloatArray, FloatArray, list[replay.Block]]:
@@ -166,7 +168,7 @@ def recipe(spy: Spy, plan: Any, clip: float, kind: str) -> FloatArray:
     double = 2.0 if plan.guarantee.relation is Relation.REPLACE_ONE else 1.0
     bound = m * clip * (math.sqrt(outputs) if outputs > 1 and kind != "softmax" else 1.0)
     smoothness = m * {"logistic": 0.25, "huber_svm": 0.5 / h, "squared": 1.0, "softmax": 0.5}[kind]
-    mu = mechanisms.gaussian_mu(plan.guarantee.epsilon, plan.guarantee.delta)
+    mu = gaussian.gaussian_mu(plan.guarantee.epsilon, plan.guarantee.delta)
     change = double * min(bound, plan.work.unit_clip)
     p = np.eye(d)
     units = starts_of(blocks)
@@ -254,7 +256,7 @@ def test_workers_pack_and_whiten_the_same_rows(
     database: str, connection: psycopg.Connection, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of packed rows stays random, and their blocks in the order of their numbers."""
-    store = rows._store_blocks
+    store = packing.store_blocks
     plans: list[str] = []
     places: list[list[Any]] = []
 
@@ -266,7 +268,7 @@ def test_workers_pack_and_whiten_the_same_rows(
         places.append([number for (number,) in found])
         return packed
 
-    monkeypatch.setattr(rows, "_store_blocks", spied)
+    monkeypatch.setattr(packing, "store_blocks", spied)
     connection.execute("CREATE TABLE many AS SELECT people.* FROM people, generate_series(1, 20)")
     connection.execute("ANALYZE many")
     settings = {"parallel_setup_cost": 0, "parallel_tuple_cost": 0, "min_parallel_table_scan_size": 0}
@@ -276,8 +278,8 @@ def test_workers_pack_and_whiten_the_same_rows(
         dsn = f"{database} options='{options} -c max_parallel_workers_per_gather={workers}'"
         training = TrainSpec(method="whitened-dp-gd", passes=2)
         pg_dpml.train(dsn, people.spec(table="many"), GENEROUS, training, name=f"m{len(looks)}")
-        packing, whitening = plans[-2:]
-        assert ("Gather" in packing, "Gather" in whitening) == (workers > 0, workers > 0)
+        packed, whitening = plans[-2:]
+        assert ("Gather" in packed, "Gather" in whitening) == (workers > 0, workers > 0)
         assert places[-2] == list(range(len(places[-2])))
         assert sorted(places[-1]) == places[-2]
         assert spy.before is not None
@@ -328,7 +330,7 @@ def test_sufficient_statistics(database: str, spy: Spy, relation: Relation) -> N
     np.testing.assert_allclose(symmetric(vector, d), x.T @ x, atol=1e-4)
     np.testing.assert_allclose(vector[size:], x.T @ y, atol=1e-4)
     square = 4.5 if relation is Relation.REPLACE_ONE else 2.0
-    s = math.sqrt(square) / (N * mechanisms.gaussian_mu(30.0, 1e-6))
+    s = math.sqrt(square) / (N * gaussian.gaussian_mu(30.0, 1e-6))
     values, vectors = np.linalg.eigh(symmetric(released, d) / N)
     inverse = vectors @ np.diag(1.0 / (np.maximum(values, 0.0) + 0.5 * s * math.sqrt(2 * d))) @ vectors.T
     close(result.model.weights, inverse @ released[size:] / N, 1e-4)
@@ -391,17 +393,17 @@ def test_more_features_than_rows(database: str, connection: psycopg.Connection) 
 
 
 def test_a_pass_that_misses_rows_ends_the_run(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    gradient, gram = Job.gradient, Job.gram
+    gradient, gram = Blocks.gradient, Blocks.gram
     seen = 0
 
-    def short(job: Job, *given: Any) -> Any:
+    def short(blocks: Blocks, *given: Any) -> Any:
         nonlocal seen
         seen += 1
-        found = gradient(job, *given)
+        found = gradient(blocks, *given)
         return found._replace(rows=found.rows - (seen == 3))
 
-    def short_gram(job: Job) -> GramSums:
-        found = gram(job)
+    def short_gram(blocks: Blocks) -> GramSums:
+        found = gram(blocks)
         return found._replace(rows=found.rows + 1)
 
     for patched, replacement, training in (
@@ -409,7 +411,7 @@ def test_a_pass_that_misses_rows_ends_the_run(database: str, monkeypatch: pytest
         ("gram", short_gram, TrainSpec(method="whitened-dp-gd")),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(Job, patched, replacement)
+            patch.setattr(Blocks, patched, replacement)
             with pytest.raises(RunFailedError, match=r"did not see every packed row.*stay charged"):
                 pg_dpml.train(database, people.spec(), GENEROUS, training, name="m")
 

@@ -16,7 +16,8 @@ import people
 import pg_dpml
 from anytable import PRIVACY, TRAINING
 from pg_dpml.cli import app
-from pg_dpml.spec.spec import Column, DataSpec, Label
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.advice import OWNER_ONLY, advice
 from pg_dpml.tables.checks import TableCheck, ValueCheck, ValueCount, check_table
 from pg_dpml.tables.inspection import inspect_table

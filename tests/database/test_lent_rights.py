@@ -15,7 +15,7 @@ import pg_dpml
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import opening
 from pg_dpml.runs import requests
 from sqltools import empty_registry, scalar
 
@@ -355,7 +355,7 @@ def test_the_service_lends_no_such_right(database: str, connection: psycopg.Conn
     alice = as_role(database, "alice")
     connection.execute("CREATE ROLE ana LOGIN IN ROLE dpml_analyst")
     with Database(alice).session() as session:
-        budgets.open_budget(session, "parts", epsilon=Decimal(9), delta=Decimal("0.1"), rule="basic")
+        opening.open_budget(session, "parts", epsilon=Decimal(9), delta=Decimal("0.1"), rule="basic")
 
     def register() -> None:
         with Database(alice).session() as session:

@@ -14,10 +14,13 @@ from psycopg.sql import SQL, Identifier
 import pg_dpml
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import budgets, opening
 from pg_dpml.ledger import models as registry
 from pg_dpml.reports.export import sql_expression
-from pg_dpml.spec.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 from pg_dpml.tables.advice import check_text
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table
@@ -243,15 +246,15 @@ def test_the_id_column_is_named_alike(connection: psycopg.Connection, model: str
 def test_a_budgets_unit_is_named_alike(connection: psycopg.Connection) -> None:
     amounts: dict[str, Any] = {"epsilon": Decimal(3), "delta": Decimal("1e-6"), "rule": "gdp"}
     with Database(connection.info.dsn).session() as session:
-        opened = budgets.open_budget(
+        opened = opening.open_budget(
             session, "a", unit='"Patient"', tables=('"Sales Dept"."Out put"',), **amounts
         )
         assert opened.unit == "Patient"
         with pytest.raises(
             SpecError, match=r"^unit: column patiens does not exist .* did you mean Patient\?"
         ):
-            budgets.open_budget(session, "b", unit="patiens", tables=("fish",), **amounts)
-        loose = budgets.open_budget(session, "c", unit="AGE", **amounts)
+            opening.open_budget(session, "b", unit="patiens", tables=("fish",), **amounts)
+        loose = opening.open_budget(session, "c", unit="AGE", **amounts)
         budgets.require_unit(session, loose, "age")
         with pytest.raises(GuaranteeError, match="unit = AGE, and this run has unit = Patient"):
             budgets.require_unit(session, loose, "Patient")

@@ -33,16 +33,18 @@ import leaks
 import pg_dpml
 from leaks import Evidence, FloatArray, Secrets, Sightings, Watcher
 from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
-from pg_dpml.database.database import Database, Session, array_parameter, sql
+from pg_dpml.database.adapters import array_parameter
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import opening
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.runs import requests
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, pg_config_paths
-from pg_dpml.spec.spec import METHODS, NOT_PRIVATE_METHODS
+from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
 from sqltools import scalar
 
 # What is written where does not depend on the version; one with auto_explain shows the most.
@@ -405,7 +407,7 @@ def request(house: House, table: str, model: str) -> tuple[str, str | None]:
     with Database(
         house.server.dsn_of("house")
     ).session() as session:  # a superuser, as the table has a budget
-        budgets.open_budget(
+        opening.open_budget(
             session, model, epsilon=Decimal(1), delta=Decimal("0.1"), rule="basic", shared=True
         )
     with Database(house.curator).session() as session:

@@ -16,7 +16,7 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import DataSpec, PrivacySpec, Relation, TrainSpec
-from pg_dpml.database.database import Session, sql
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError
 from pg_dpml.methods import sgd
 from pg_dpml.methods.sgd import Sgd

@@ -18,7 +18,10 @@ import pytest
 import pg_dpml
 from pg_dpml.cli.framework import write_file
 from pg_dpml.errors import DpmlError
-from pg_dpml.spec.spec import Column, DataSpec, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 pytestmark = pytest.mark.one_major
 

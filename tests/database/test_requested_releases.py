@@ -17,7 +17,7 @@ from scipy import stats
 from neighbours import FloatArray
 from people import create_people, make_people
 from pg_dpml.database.database import Database
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import opening
 from pg_dpml.methods import certified
 from pg_dpml.runs import requests
 from sqltools import scalar
@@ -53,7 +53,7 @@ def offered(database: str, connection: psycopg.Connection, clean: None) -> Itera
         "GRANT SELECT ON people TO curator"
     )
     with Database(of("curator", database)).session() as session:
-        budgets.open_budget(
+        opening.open_budget(
             session,
             "census",
             epsilon=Decimal("0.001"),

@@ -27,8 +27,8 @@ from people import create_people, make_people
 from pg_dpml.cli import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
-from pg_dpml.ledger import budgets
-from pg_dpml.privacy.mechanisms import gaussian_mu
+from pg_dpml.ledger import opening
+from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.runs import requests
 from pg_dpml.runs.train import train_model
 from pg_dpml.server import maintenance
@@ -86,7 +86,7 @@ def world(database: str) -> Iterator[None]:
 
 def open_budget(dsn: str, name: str = "census", epsilon: str = "1.0", by: str = "owner") -> None:
     with Database(of(by, dsn)).session() as session:
-        budgets.open_budget(session, name, epsilon=Decimal(epsilon), delta=Decimal("0.1"), rule="basic")
+        opening.open_budget(session, name, epsilon=Decimal(epsilon), delta=Decimal("0.1"), rule="basic")
 
 
 def register(dsn: str, spec: str = SPEC, name: str = "census", by: str = "owner", **more: Any) -> None:
@@ -303,7 +303,7 @@ def test_a_tenth_by_bolt_on_on_a_short_model_costs_a_tenth(
 ) -> None:
     """Below about 20 weights K-norm noise is the smaller one, and costs such budgets as pure privacy does."""
     with Database(of("owner", database)).session() as session:
-        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-6"), rule=rule)
+        opening.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-6"), rule=rule)
     register(database, SHORT, max_epsilon=Decimal("0.1"))
     privacy = {"epsilon": 0.1, "delta": 6.25e-8}
     request = ask(database, "m", {"privacy": privacy, "training": {"method": "bolt-on"}})
@@ -344,7 +344,7 @@ def test_a_request_costs_no_more_than_one_may(
 ) -> None:
     """By the rule and relation of the budget, whatever its own epsilon seems to say."""
     with Database(of("owner", database)).session() as session:
-        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-6"), rule=rule)
+        opening.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-6"), rule=rule)
     register(database, max_epsilon=Decimal("0.1"))
     refused = ask(database, "m", {"privacy": privacy, "training": {"method": "dp-gd"}})
     fine = ask(database, "m", {"privacy": {"epsilon": 0.1, "delta": 1e-7}, "training": {"method": "dp-gd"}})
@@ -364,7 +364,7 @@ def test_a_request_costs_no_less_than_one_must(
 ) -> None:
     """By default a thousandth of the budget; the refusal names the least epsilon, which then is enough."""
     with Database(of("owner", database)).session() as session:
-        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-5"), rule=rule)
+        opening.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-5"), rule=rule)
 
     def least(**terms: Any) -> str:
         register(database, **terms)
@@ -394,7 +394,7 @@ def test_a_request_costs_no_less_than_one_must(
 def test_advice_stays_below_the_largest_epsilon(database: str, connection: psycopg.Connection) -> None:
     """A smaller delta makes a Gaussian run cost less; where no epsilon makes up for it, a larger one does."""
     with Database(of("owner", database)).session() as session:
-        budgets.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-5"), rule="gdp")
+        opening.open_budget(session, "census", epsilon=Decimal(3), delta=Decimal("1e-5"), rule="gdp")
     register(database, min_epsilon=Decimal("0.1"), max_epsilon=Decimal("0.1"))
 
     def asked(delta: float) -> tuple[str, str, int | None]:
@@ -417,7 +417,7 @@ def test_advice_stays_below_the_largest_epsilon(database: str, connection: psyco
 def test_requests_for_next_to_nothing_get_nothing(database: str, connection: psycopg.Connection) -> None:
     """Hundreds of answers for a millionth of a small budget."""
     with Database(of("owner", database)).session() as session:
-        budgets.open_budget(session, "census", epsilon=Decimal("0.001"), delta=Decimal("1e-9"), rule="gdp")
+        opening.open_budget(session, "census", epsilon=Decimal("0.001"), delta=Decimal("1e-9"), rule="gdp")
     register(database, allow_certified=True)
     options = {
         "privacy": {"epsilon": 3.3e-10, "delta": 1e-18},
@@ -455,7 +455,7 @@ def test_a_request_keeps_to_the_deltas(database: str, connection: psycopg.Connec
 @pytest.mark.one_major
 def test_an_offer_is_no_looser_than_its_budget(database: str, connection: psycopg.Connection) -> None:
     with Database(of("owner", database)).session() as session:
-        budgets.open_budget(
+        opening.open_budget(
             *(session, "census"),
             epsilon=Decimal(1),
             delta=Decimal("1e-6"),

@@ -46,7 +46,7 @@ from pg_dpml.cli import app
 from pg_dpml.database import database as database_module
 from pg_dpml.database.connections import opener
 from pg_dpml.database.database import Database
-from pg_dpml.database.database import sql as psql
+from pg_dpml.database.session import sql as psql
 from pg_dpml.ledger import models as registry
 from pg_dpml.server.embedded import EmbeddedServer
 from sqltools import empty_registry, scalar

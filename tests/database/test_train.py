@@ -23,9 +23,11 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml.blocks import rows
-from pg_dpml.blocks.rows import PackedRows, Source
-from pg_dpml.database.database import Database, Session, sql
+from pg_dpml.blocks import packing, source
+from pg_dpml.blocks.packing import PackedRows
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import (
     OWNER_ONLY,
     DpmlError,
@@ -35,14 +37,17 @@ from pg_dpml.errors import (
     SpecError,
     UnavailableError,
 )
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import charging
 from pg_dpml.ledger import models as registry
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods import sgd as sgd_module
 from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import resolution
-from pg_dpml.spec.spec import Column, Grid, Label, PrivacySpec, TrainSpec
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.grid import Grid
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 from sqltools import scalar, work_tables
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -75,7 +80,7 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.orders: list[tuple[FloatArray, FloatArray]] = []
         self.without_noise: FloatArray | None = None
-        pack, repack, release = rows.pack, rows.repack, bolt_on.release
+        pack, repack, release = packing.pack, packing.repack, bolt_on.release
 
         def spied_pack(session: Session, source: Source) -> PackedRows:
             return self.look(session, pack(session, source))
@@ -392,7 +397,7 @@ def test_tiny_tables(
 def test_the_charge_is_committed_before_a_row_is_read(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pack = rows.pack
+    pack = packing.pack
     seen = []
 
     def look_first(session: Session, source: Source) -> PackedRows:
@@ -545,15 +550,15 @@ def test_rows_are_counted_charged_and_packed_in_one_snapshot(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What others do with the rows after the count is of the next run."""
-    charge, packed = budgets.charge, []
+    charge, packed = charging.charge, []
 
-    def charge_and_change(*given: Any, **named: Any) -> budgets.Charged:
+    def charge_and_change(*given: Any, **named: Any) -> charging.Charged:
         connection.execute("INSERT INTO people (id) SELECT generate_series(1000000, 1000004)")
         connection.execute("UPDATE people SET town = NULL")
         return charge(*given, **named)
 
     def pack_and_count(session: Session, source: Source) -> PackedRows:
-        blocks = rows.pack(session, source)
+        blocks = packing.pack(session, source)
         packed.append(
             session.fetch(
                 sql.SQL("SELECT u.y FROM {} AS b, dpml.unpack(b.block) AS u (x, y)").format(blocks.blocks)
@@ -563,7 +568,7 @@ def test_rows_are_counted_charged_and_packed_in_one_snapshot(
         return blocks
 
     connection.execute("CREATE TABLE kept AS TABLE people")
-    monkeypatch.setattr(budgets, "charge", charge_and_change)
+    monkeypatch.setattr(charging, "charge", charge_and_change)
     monkeypatch.setattr(TRAIN, "pack", pack_and_count)
     try:
         result = pg_dpml.train(database, people.spec(), PRIVACY, name="m")
@@ -644,7 +649,7 @@ def test_a_table_that_is_changed_while_the_run_begins(
 ) -> None:
     """Between the snapshot and the first lock; the next try is on the table as it is then."""
     connection.execute("CREATE TABLE other AS TABLE people")
-    resolve = rows.resolve
+    resolve = source.resolve
 
     def resolve_and_change(session: Session, data: pg_dpml.DataSpec) -> Source:
         found = resolve(session, data)
@@ -710,9 +715,9 @@ def test_the_same_connection_lent_twice_costs_nothing(database: str, connection:
 def test_a_run_whose_snapshot_is_lost_while_its_charge_waits_costs_nothing(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    charge = budgets.charge
+    charge = charging.charge
 
-    def charge_and_end(*given: Any, **named: Any) -> budgets.Charged:
+    def charge_and_end(*given: Any, **named: Any) -> charging.Charged:
         charged = charge(*given, **named)
         connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'dpml' "
@@ -721,7 +726,7 @@ def test_a_run_whose_snapshot_is_lost_while_its_charge_waits_costs_nothing(
         )
         return charged
 
-    monkeypatch.setattr(budgets, "charge", charge_and_end)
+    monkeypatch.setattr(charging, "charge", charge_and_end)
     with pytest.raises(UnavailableError):
         pg_dpml.train(database, people.spec(), PRIVACY, name="m")
     assert ledger(connection) == []

@@ -18,11 +18,15 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
 from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec, replay
-from pg_dpml.blocks import scoring
+from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.packing import PackedRows, repack
 from pg_dpml.blocks.portions import equal_sizes, pack_portions
-from pg_dpml.blocks.rows import PackedRows, count_units, repack, resolve
-from pg_dpml.database.database import Database, Session, sql
+from pg_dpml.blocks.query import count_units
+from pg_dpml.blocks.source import resolve
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.evaluation import scoring
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.job import Job, Result
 from pg_dpml.privacy import resolution, selection
@@ -204,9 +208,9 @@ def test_errors_are_exact(database: str, task: str, whitened: bool) -> None:
             models.append(Result(weights, 1, (p + p.T) / 2 if whitened and i % 2 else None))
         _, packed = pack_portions(session, source, (N - 400, 400))
         x, y = unpacked(session, packed)
-        job = Job(session, source, plan, packed, lambda phase, done, total: None)
-        found = scoring.errors(job, models)
-        job.close()
+        blocks = Blocks(session, source, packed)
+        found = scoring.errors(blocks, plan.problem, models)
+        blocks.drop()
         (name,) = session.fetch_one(
             sql.SQL(
                 "SELECT pg_catalog.min(relname) FROM pg_catalog.pg_class "
@@ -307,7 +311,7 @@ def test_each_candidate_has_its_own_rows_and_full_privacy(
 
     def look(job: Job) -> Any:
         plans.append(job.plan)
-        blocks.append(len(unpacked(job.session, job.packed)[1]))
+        blocks.append(len(unpacked(job.blocks.session, job.blocks.packed)[1]))
         return run(job)
 
     monkeypatch.setattr(TUNING, "run_method", look)
@@ -552,7 +556,7 @@ def test_candidates_on_public_rows_find_them_as_they_were_packed(
     run = TUNING.run_method
 
     def look(job: Job) -> Any:
-        seen.append(unpacked(job.session, job.packed))
+        seen.append(unpacked(job.blocks.session, job.blocks.packed))
         return run(job)
 
     monkeypatch.setattr(TUNING, "run_method", look)

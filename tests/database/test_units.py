@@ -13,9 +13,12 @@ import pytest
 
 import pg_dpml
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, replay
-from pg_dpml.blocks import rows
-from pg_dpml.blocks.rows import count_units, pack, repack, resolve
-from pg_dpml.database.database import Database, sql
+from pg_dpml.blocks import packing
+from pg_dpml.blocks.packing import pack, repack
+from pg_dpml.blocks.query import count_units
+from pg_dpml.blocks.source import resolve
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import sql
 
 PRIVACY = PrivacySpec(10.0, 1e-6)
 ROWS = 1200
@@ -217,4 +220,4 @@ def test_a_block_has_room_for_a_whole_unit(most: int, n_features: int) -> None:
         encoder={"format": "dense"}, n_features=n_features, n_values=n_features, max_rows_per_unit=most
     )
     needed = 16 + 4 * -(-most // 32) + most * (4 + 4 * n_features)
-    assert rows._block_bytes(source) >= needed
+    assert packing._block_bytes(source) >= needed

@@ -16,9 +16,12 @@ import pytest
 from psycopg import errors, sql
 
 import pg_dpml
-from pg_dpml.blocks.rows import record_of, resolve
+from pg_dpml.blocks.query import record_of
+from pg_dpml.blocks.source import resolve
 from pg_dpml.database.database import Database
-from pg_dpml.spec.spec import LONGEST_LEVEL, Column, DataSpec, Label
+from pg_dpml.spec.checks import LONGEST_LEVEL
+from pg_dpml.spec.columns import Column, Label
+from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.checks import ValueCheck, check_table
 from sqltools import scalar
 

@@ -18,16 +18,15 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
-from pg_dpml.privacy import accounting
-from pg_dpml.privacy.accounting import (
+from pg_dpml.privacy.accounting import bounds, pld, subsampled
+from pg_dpml.privacy.accounting.bst14 import advanced_multiplier, published_bst14_multiplier
+from pg_dpml.privacy.accounting.subsampled import (
     Accounted,
-    advanced_multiplier,
-    published_bst14_multiplier,
     subsampled_gaussian_epsilon,
     subsampled_gaussian_mu,
     subsampled_gaussian_multiplier,
 )
-from pg_dpml.privacy.mechanisms import gaussian_mu
+from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.spec.relation import Relation
 
 FloatArray = npt.NDArray[np.float64]
@@ -96,7 +95,7 @@ def test_few_steps_agree_with_closed_form_and_quadrature(
     delta = 1e-6
     expected = true_epsilon(delta_at, multiplier, q, delta, relation)
     found = subsampled_gaussian_epsilon(multiplier, q, steps, delta, relation)
-    exact = accounting._exact_epsilon(multiplier, steps, delta, relation)
+    exact = bounds.exact_epsilon(multiplier, steps, delta, relation)
     assert found <= exact
     assert min(expected, exact) * (1.0 - 1e-6) <= found <= expected * (1.0 + GRID_ERROR)
 
@@ -119,9 +118,9 @@ def test_convolution_agrees_with_the_exact_composition_of_gaussians(
     multiplier: float, steps: int, delta: float
 ) -> None:
     """Also at a delta far below the rounding of a Fourier transform."""
-    exact = accounting._exact_epsilon(multiplier, steps, delta, Relation.ADD_REMOVE)
-    grid = accounting._first_interval(multiplier, 1.0) / 4.0
-    found = accounting._pld_epsilon(multiplier, 1.0, steps, delta, Relation.ADD_REMOVE, grid)
+    exact = bounds.exact_epsilon(multiplier, steps, delta, Relation.ADD_REMOVE)
+    grid = subsampled._first_interval(multiplier, 1.0) / 4.0
+    found = pld.pld_epsilon(multiplier, 1.0, steps, delta, Relation.ADD_REMOVE, grid)
     assert exact <= found <= exact * (1.0 + GRID_ERROR)
 
 
@@ -145,7 +144,7 @@ def library_curves(
     composed = library.from_gaussian_mechanism(
         multiplier,
         sampling_prob=q,
-        value_discretization_interval=accounting._first_interval(multiplier, q) / 4.0,
+        value_discretization_interval=subsampled._first_interval(multiplier, q) / 4.0,
         pessimistic_estimate=pessimistic,
     ).self_compose(steps)
     removed, added = composed._pmf_remove, composed._pmf_add
@@ -162,7 +161,7 @@ def test_agrees_with_dp_accounting(multiplier: float, q: float, steps: int, delt
         "dp_accounting.pld.privacy_loss_distribution", reason="dp_accounting is not installed"
     )
     found = subsampled_gaussian_epsilon(multiplier, q, steps, delta, Relation.ADD_REMOVE)
-    grid = accounting._first_interval(multiplier, q) / 4.0
+    grid = subsampled._first_interval(multiplier, q) / 4.0
     upper, lower = (
         library.from_gaussian_mechanism(
             multiplier, sampling_prob=q, value_discretization_interval=grid, pessimistic_estimate=upper
@@ -179,9 +178,9 @@ def test_agrees_with_dp_accounting(multiplier: float, q: float, steps: int, delt
 @pytest.mark.parametrize(("multiplier", "steps"), [(1.0, 100), (20.0, 10**4)])
 def test_renyi_agrees_with_dp_accounting(q: float, multiplier: float, steps: int) -> None:
     library: Any = pytest.importorskip("dp_accounting", reason="dp_accounting is not installed")
-    accountant = library.rdp.RdpAccountant(accounting._RDP_ORDERS)
+    accountant = library.rdp.RdpAccountant(bounds._RDP_ORDERS)
     accountant.compose(library.PoissonSampledDpEvent(q, library.GaussianDpEvent(multiplier)), steps)
-    found = accounting._rdp_epsilon(multiplier, q, steps, 1e-6, Relation.ADD_REMOVE)
+    found = bounds.rdp_epsilon(multiplier, q, steps, 1e-6, Relation.ADD_REMOVE)
     assert found == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-5)
     assert found >= subsampled_gaussian_epsilon(multiplier, q, steps, 1e-6, Relation.ADD_REMOVE)
 
@@ -383,14 +382,14 @@ def test_so_many_steps_that_renyi_takes_over() -> None:
 
 
 def test_a_grid_that_cannot_fit_leaves_the_exact_composition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "_MOST_POINTS", 10)
+    monkeypatch.setattr(pld, "_MOST_POINTS", 10)
     found = subsampled_gaussian_epsilon(1.0, 0.999, 10, 1e-6, Relation.ADD_REMOVE)
-    assert found <= accounting._exact_epsilon(1.0, 10, 1e-6, Relation.ADD_REMOVE)
+    assert found <= bounds.exact_epsilon(1.0, 10, 1e-6, Relation.ADD_REMOVE)
 
 
 def test_almost_no_noise_where_delta_alone_covers_the_batch() -> None:
     found = subsampled_gaussian_multiplier(1.0, 0.01, 0.001, 1, Relation.ADD_REMOVE)
-    assert found == Accounted(accounting._LEAST_MULTIPLIER, 0.0, "pld", found.discretization)
+    assert found == Accounted(subsampled._LEAST_MULTIPLIER, 0.0, "pld", found.discretization)
 
 
 @pytest.mark.parametrize("relation", Relation)

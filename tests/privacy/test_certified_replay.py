@@ -19,9 +19,10 @@ from pg_dpml.methods import bolt_on
 from pg_dpml.methods.certified import Certified
 from pg_dpml.methods.minimise import minimise
 from pg_dpml.methods.plan import Plan, Problem, loss_options
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 N = 50
 
@@ -40,7 +41,7 @@ def answer(plan: Plan, blocks: list[bytes], start: FloatArray) -> FloatArray:
     n, lambda_ = plan.problem.n_rows, work.objective.lambda_
 
     def gradient(weights: FloatArray) -> FloatArray:
-        found: FloatArray = job.gradient(weights, options).gradient / n + lambda_ * weights
+        found: FloatArray = job.blocks.gradient(weights, options).gradient / n + lambda_ * weights
         return found
 
     return minimise(gradient, start, work.goal, convexity=lambda_, smoothness=work.objective.smoothness)[0]

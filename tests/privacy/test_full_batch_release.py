@@ -27,11 +27,12 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.methods import full_batch, sufficient_statistics
 from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.privacy import composed
-from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy.noise import composed
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 RUNS = 20_000
 CONFIDENCE = 0.999
@@ -146,7 +147,10 @@ def test_an_attack_on_dp_gd_learns_no_more_than_claimed(
     assert isinstance(plan.work, full_batch.Descent)
     x = np.array([neighbours.LONGEST_ROW, 0.0])
     tables = worst_tables(relation, more.get("m", 1), x, -x)
-    quiet = [KernelJob(plan, blocks).gradient(np.zeros(2), plan.work.options()).gradient for blocks in tables]
+    quiet = [
+        KernelJob(plan, blocks).blocks.gradient(np.zeros(2), plan.work.options()).gradient
+        for blocks in tables
+    ]
     assert quiet[0] is not None
     assert quiet[1] is not None
     reach = -plan.work.step_size() * steps / N
@@ -208,7 +212,7 @@ def released_moments(plan: Plan, blocks: list[bytes], runs: int, first_key: int)
     noise = plan.noise
     assert isinstance(noise, ComposedNoise)
     assert noise.moments is not None
-    sums = KernelJob(plan, blocks).gram()
+    sums = KernelJob(plan, blocks).blocks.gram()
     found = []
     for key in range(first_key, first_key + runs):
         xx, xy = composed.release_moments(
@@ -244,7 +248,7 @@ def test_an_attack_on_second_moments_learns_no_more_than_claimed(labels: bool, r
     tables = [neighbours.pack("dense", *each, None, [N]) for each in ((x, y), (other, other_y))]
     exact = []
     for blocks in tables:
-        sums = KernelJob(plan, blocks).gram()
+        sums = KernelJob(plan, blocks).blocks.gram()
         exact.append(np.concatenate([sums.xx.reshape(-1), sums.xy if labels else []]))
     axis = exact[0] - exact[1]
     runs = RUNS // 4
@@ -262,7 +266,7 @@ def test_noise_of_second_moments_has_its_distribution(labels: bool) -> None:
     mu = gaussian_mu(1.0, plan.guarantee.delta)
     stddev = math.sqrt(4.5) / mu if labels else math.sqrt(2.0) / (math.sqrt(GRAM_SHARE) * mu)
     blocks = neighbours.pack("dense", np.full((N, 3), 0.5), np.ones(N), None, [N])
-    sums = KernelJob(plan, blocks).gram()
+    sums = KernelJob(plan, blocks).blocks.gram()
     exact = np.concatenate([sums.xx.reshape(-1), sums.xy if labels else []])
     noise = released_moments(plan, blocks, RUNS // 2, 7) - exact
     diagonal, above = [0, 4, 8, *range(9, noise.shape[1])], [1, 2, 5]

@@ -19,12 +19,15 @@ from neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Problem
-from pg_dpml.privacy import composed, mechanisms, resolution
-from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_mu
+from pg_dpml.privacy import resolution
+from pg_dpml.privacy.gaussian import gaussian_mu
+from pg_dpml.privacy.noise import composed, output
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.runs.train import plan_problem
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 
@@ -57,7 +60,7 @@ def losses(
     places = [np.rint(vector / noise.grid) for vector in pair]
     found = []
     for number in range(releases):
-        released = mechanisms.release(pair[0], noise, Noise(key(number))) / noise.grid
+        released = output.release(pair[0], noise, Noise(key(number))) / noise.grid
         own, other = (released - place for place in places)
         by_normal = math.fsum((other - own) * (other + own)) / (2.0 * steps * steps)
         found.append((by_normal, math.fsum(counts.log_errors(own) - counts.log_errors(other))))
@@ -214,18 +217,18 @@ def test_k_norm_noise_tells_no_tables_apart() -> None:
     """By its gaps, by its losses, and by the sampler's errors though the random scale be known."""
     n, guesses = 100, 200
     with pytest.raises(ResolutionError):
-        mechanisms.calibrate(1e-3, 0.0, n, 1e-10, 0.0)
+        output.calibrate(1e-3, 0.0, n, 1e-10, 0.0)
     rng = np.random.default_rng(5)
     first = rng.normal(size=n)
     step = rng.normal(size=n)
     pair = first, first + 1e-3 * step / np.linalg.norm(step)
-    noise = finest(mechanisms.calibrate(1e-3, 0.0, n, 0.1, 0.0))
+    noise = finest(output.calibrate(1e-3, 0.0, n, 0.1, 0.0))
     assert noise.kind == "k-norm"
     steps = noise.scale / noise.grid
     epsilon = 1e-3 / noise.scale
     by_density, by_sampler = [], []
     for number in range(guesses):
-        released = mechanisms.release(pair[0], noise, Noise(key(number))) / noise.grid
+        released = output.release(pair[0], noise, Noise(key(number))) / noise.grid
         own, other = (released - np.rint(vector / noise.grid) for vector in pair)
         by_density.append((float(np.linalg.norm(other)) - float(np.linalg.norm(own))) / steps)
         assert fits(own, steps) == fits(other, steps) == n
@@ -263,7 +266,7 @@ def released_again(delta: float) -> tuple[ReleaseNoise, FloatArray, FloatArray]:
     """One vector's noise at the least epsilon, its whole steps, and those of 3000 releases."""
 
     def calibrate(epsilon: float) -> ReleaseNoise:
-        return mechanisms.calibrate(2e-5, 0.0, 9, epsilon, delta)
+        return output.calibrate(2e-5, 0.0, 9, epsilon, delta)
 
     with pytest.raises(ResolutionError, match="take epsilon = ") as refusal:
         resolution.with_least_epsilon(calibrate, 1e-12)
@@ -272,7 +275,7 @@ def released_again(delta: float) -> tuple[ReleaseNoise, FloatArray, FloatArray]:
     assert noise.kind == ("gaussian" if delta else "k-norm")
     assert 2.0**44.5 < noise.score_stddev / noise.grid <= 2.0**45
     weights = np.random.default_rng(7).normal(size=9) * 4.0
-    released = [mechanisms.release(weights, noise, Noise(key(number))) for number in range(3000)]
+    released = [output.release(weights, noise, Noise(key(number))) for number in range(3000)]
     return noise, np.rint(weights / noise.grid), np.array(released) / noise.grid
 
 

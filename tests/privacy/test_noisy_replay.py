@@ -23,10 +23,11 @@ from pg_dpml.kernels import Schedule, noise_grid
 from pg_dpml.methods import noisy_sgd
 from pg_dpml.methods.plan import Problem
 from pg_dpml.methods.sgd import Sgd
-from pg_dpml.privacy import mechanisms
-from pg_dpml.privacy.step_noise import StepNoise
+from pg_dpml.privacy import gaussian
+from pg_dpml.privacy.noise.steps import StepNoise
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 PAIRS = 50
@@ -243,9 +244,9 @@ def shown_epsilon(found: FloatArray, other: FloatArray, delta: float) -> float:
         return 0.0
     if delta == 0.0:
         return max(0.0, math.log(right / wrong))
-    if mechanisms.gaussian_delta(0.0, mu) <= delta:
+    if gaussian.gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    return float(brentq(lambda epsilon: mechanisms.gaussian_delta(epsilon, mu) - delta, 0.0, 50.0))
+    return float(brentq(lambda epsilon: gaussian.gaussian_delta(epsilon, mu) - delta, 0.0, 50.0))
 
 
 def attack(

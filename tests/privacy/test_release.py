@@ -15,9 +15,10 @@ import neighbours
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.privacy import mechanisms
+from pg_dpml.privacy import gaussian
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 RELEASES = 20_000
 CONFIDENCE = 0.999
@@ -59,7 +60,7 @@ def test_noise_scale_is_that_of_the_sensitivity(delta: float, relation: Relation
     apart = float(np.linalg.norm(one - other))
     assert apart == pytest.approx(plan.noise.sensitivity, rel=1e-9)
     assert plan.noise.sensitivity < plan.noise.calibrated_sensitivity < plan.noise.sensitivity * (1.0 + 2e-6)
-    per_unit = 1.0 / mechanisms.gaussian_mu(0.7, delta) if delta else 1.0 / 0.7
+    per_unit = 1.0 / gaussian.gaussian_mu(0.7, delta) if delta else 1.0 / 0.7
     assert plan.noise.scale >= plan.noise.calibrated_sensitivity * per_unit
     assert plan.noise.scale == pytest.approx(apart * per_unit, rel=3e-6)
 
@@ -73,7 +74,7 @@ def test_released_minus_trained_has_the_planned_distribution(delta: float) -> No
     noise = releases(plan, model, 1) - model
     scale = plan.noise.calibrated_sensitivity
     if delta:
-        stddev = scale / mechanisms.gaussian_mu(1.0, 0.05)
+        stddev = scale / gaussian.gaussian_mu(1.0, 0.05)
         for coordinate in noise.T:
             assert stats.kstest(coordinate / stddev, "norm").pvalue >= LEAST_P
     else:
@@ -121,7 +122,7 @@ def test_an_attack_learns_no_more_than_claimed(
     drawn_one, drawn_other = releases(plan, one, 1), releases(plan, other, 10 * RELEASES)
     # Say "one" where its likelihood is at least almost e^epsilon times the other's.
     if delta > 0.0:
-        mu = mechanisms.gaussian_mu(epsilon, delta)
+        mu = gaussian.gaussian_mu(epsilon, delta)
         least = epsilon * apart / mu**2  # from the middle of the two, along the axis
         said = [(drawn - (one + other) / 2.0) @ axis >= least for drawn in (drawn_one, drawn_other)]
     else:

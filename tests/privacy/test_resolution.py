@@ -40,14 +40,17 @@ from neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.budget import Releases, gaussian_part
-from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.privacy.mechanisms import ReleaseNoise, gaussian_mu
-from pg_dpml.privacy.step_noise import StepNoise
+from pg_dpml.privacy import resolution
+from pg_dpml.privacy.cost import Releases, gaussian_part
+from pg_dpml.privacy.gaussian import gaussian_mu
+from pg_dpml.privacy.noise import sums
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.runs.train import plan_problem
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 BITS = (20.0, 26.0, 35.0, 40.0, 44.9)
@@ -307,7 +310,7 @@ def test_every_plan_is_resolved_or_refused(name: str, relation: Relation) -> Non
 def test_every_noisy_error_is_resolved_or_refused(units: int, delta: float) -> None:
     check_all(
         lambda epsilon: resolution.with_least_epsilon(
-            lambda least: mechanisms.calibrate_sum(units, least, delta), epsilon
+            lambda least: sums.calibrate_sum(units, least, delta), epsilon
         ),
         check_resolved,
     )

@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import chisquare
 
 from pg_dpml import replay
-from pg_dpml.blocks import scoring
+from pg_dpml.evaluation import scoring
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy import selection
 from pg_dpml.spec.relation import Relation

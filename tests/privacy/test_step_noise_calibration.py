@@ -17,10 +17,13 @@ from scipy.stats import binom
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods import noisy_sgd
 from pg_dpml.methods.plan import Problem
-from pg_dpml.privacy import accounting, mechanisms, resolution, step_noise
-from pg_dpml.privacy.step_noise import StepNoise
+from pg_dpml.privacy import gaussian, resolution
+from pg_dpml.privacy.accounting import bst14, subsampled
+from pg_dpml.privacy.noise import steps as step_noise
+from pg_dpml.privacy.noise.steps import StepNoise
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 MULTIPLIER = 1.5
@@ -47,12 +50,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
         questions.append(Question(*arguments))
         return MULTIPLIER
 
-    def account(*arguments: Any) -> accounting.Accounted:
-        return accounting.Accounted(answer(*arguments), arguments[0], "pld", 0.0)
+    def account(*arguments: Any) -> subsampled.Accounted:
+        return subsampled.Accounted(answer(*arguments), arguments[0], "pld", 0.0)
 
     monkeypatch.setattr(step_noise, "_pld", account)
-    monkeypatch.setattr(accounting, "advanced_multiplier", answer)
-    monkeypatch.setattr(accounting, "published_bst14_multiplier", answer)
+    monkeypatch.setattr(bst14, "advanced_multiplier", answer)
+    monkeypatch.setattr(bst14, "published_bst14_multiplier", answer)
     return questions
 
 
@@ -95,7 +98,7 @@ def test_head_room_of_shuffled_passes(
     room = noise.grid * math.sqrt(n_weights) + rounding(rows_per_unit * min(batch_size, n))
     assert noise.sensitivity == pytest.approx(change, rel=1e-15)
     assert noise.calibrated_sensitivity - change == pytest.approx(room, rel=1e-6)
-    check_grid_and_scale(noise, 2.0 / mechanisms.gaussian_mu(1.0, 1e-6), change + room)
+    check_grid_and_scale(noise, 2.0 / gaussian.gaussian_mu(1.0, 1e-6), change + room)
 
 
 @pytest.mark.usefixtures("asked")

@@ -19,7 +19,8 @@ from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss, Schedule
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.plan import Problem
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 FloatArray = npt.NDArray[np.float64]
 LOSSES = {

@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pg_dpml.blocks.rows import PackedRows, Source, fill, shuffled
-from pg_dpml.database.database import Session, sql
+from pg_dpml.blocks.packing import PackedRows, fill, shuffled
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.session import Session, sql
 
 __all__ = ["equal_sizes", "pack_portions"]
 

@@ -13,10 +13,10 @@ import typer
 
 import pg_dpml
 from pg_dpml.cli.framework import Output, app, command, decimal, optional_decimal
-from pg_dpml.database.database import Session
-from pg_dpml.ledger import budgets
+from pg_dpml.database.session import Session
+from pg_dpml.ledger import budgets, claims, opening, runs_left, terms
 from pg_dpml.names import shown, visible
-from pg_dpml.privacy.budget import RULES, Cost
+from pg_dpml.privacy.cost import RULES, Cost
 
 group = typer.Typer(help="Limit what all runs on a data set together may spend.", no_args_is_help=True)
 app.add_typer(group, name="budget")
@@ -55,7 +55,7 @@ def open_(
 ) -> None:
     """Open the budget of a data set. What was charged to it fixes its size and terms."""
     with output.session() as session:
-        opened = budgets.open_budget(
+        opened = opening.open_budget(
             session,
             dataset,
             epsilon=decimal(epsilon, "--epsilon"),
@@ -70,7 +70,7 @@ def open_(
             shared=allow_second_budget,
         )
         state = _State.of(session, opened)
-        people = budgets.likely_units(session, opened)
+        people = claims.likely_units(session, opened)
     if people:
         typer.echo(f"dpml: warning: {_unit_advice(dataset, people)}", err=True)
     output.print(state.text, state.record | {"likely_units": people})
@@ -136,16 +136,16 @@ def close(dataset: DataSet, output: Output) -> None:
 class _State:
     """What every command shows of a budget."""
 
-    budget: budgets.Budget
-    left: budgets.Left
+    budget: terms.Budget
+    left: terms.Left
     missing: list[str]
-    runs: list[budgets.Runs]
+    runs: list[runs_left.Runs]
 
     @classmethod
-    def of(cls, session: Session, budget: budgets.Budget) -> _State:
+    def of(cls, session: Session, budget: terms.Budget) -> _State:
         left = budgets.left_of(session, budget)
-        runs = budgets.runs_left(session, budget, left)
-        return cls(budget, left, budgets.missing_tables(session, budget), runs)
+        runs = runs_left.runs_left(session, budget, left)
+        return cls(budget, left, claims.missing_tables(session, budget), runs)
 
     @property
     def text(self) -> str:

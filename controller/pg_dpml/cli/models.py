@@ -14,7 +14,10 @@ import typer
 import pg_dpml
 from pg_dpml.cli.framework import ModelName, Output, command, require_folder, say, warn, write_file
 from pg_dpml.cli.progress import pause
-from pg_dpml.database.database import ColumnType, Database, Session, sql
+from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
+from pg_dpml.database.versions import versions as read_versions
 from pg_dpml.ledger import models as registry
 from pg_dpml.names import shown, visible
 from pg_dpml.reports import export as exporting
@@ -164,7 +167,7 @@ def report(
     with connection.session() as session:
         found = registry.load_model(session, model)
         charges = registry.charges_of(session, str(found.training.get("dataset")))
-        versions = maintenance.versions(session)
+        versions = read_versions(session)
     document = model_html(found, charges=charges, evaluation=evaluation, versions=versions)
     write_file(file, document.encode())
     say(f"Report of model {shown(model)} in {visible(str(file))}")

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from pg_dpml.cli.framework import Output, Spec, app, command, optional_decimal, warn
-from pg_dpml.database.database import Database, sql
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import sql
 from pg_dpml.names import shown, visible
 from pg_dpml.runs import requests
-from pg_dpml.spec.spec import read_text
+from pg_dpml.spec.files import read_text
 
 group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
 app.add_typer(group, name="dataset")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import pg_dpml
-from pg_dpml.blocks.rows import resolve
+from pg_dpml.blocks.source import resolve
 from pg_dpml.cli.framework import (
     ModelName,
     Output,
@@ -28,9 +28,9 @@ from pg_dpml.cli.framework import (
     write_file,
 )
 from pg_dpml.cli.progress import progress_bar, resume
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import budgets, charging, runs_left
 from pg_dpml.names import shown, visible
-from pg_dpml.privacy.budget import gaussian_part
+from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
@@ -65,7 +65,7 @@ def plan(
         gaussian = gaussian_part(decided.noise)
         with output.session() as session:
             table = resolve(session, data).table
-            outlook = budgets.outlook(
+            outlook = charging.outlook(
                 session,
                 table,
                 decided.guarantee,
@@ -117,7 +117,7 @@ def _account(output: Output, charge: int | None) -> tuple[str, dict[str, Any]] |
             if found is None:
                 return None
             budget, left = found
-            runs = budgets.runs_left(session, budget, left)
+            runs = runs_left.runs_left(session, budget, left)
     except pg_dpml.DpmlError:  # the model is there all the same
         return None
     more = "".join(f"; {run.text}" for run in runs)

@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pg_dpml.blocks.rows import record_of
-from pg_dpml.database.database import Database, sql
+from pg_dpml.blocks.query import record_of
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import sql
 from pg_dpml.errors import GuaranteeError, SpecError, owner_stamp
 from pg_dpml.evaluation.metrics import Figures, exact_figures, require_columns
 from pg_dpml.evaluation.noisy_error import NoisyError, release_error
 from pg_dpml.ledger import models as registry
-from pg_dpml.spec.spec import PrivacySpec
+from pg_dpml.spec.privacy import PrivacySpec
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pg_dpml.blocks.rows import record_of
-from pg_dpml.database.database import Session, SourceTable, sql
+from pg_dpml.blocks.query import record_of
+from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import did_you_mean, shown

@@ -11,20 +11,25 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pg_dpml.blocks.rows import record_of
-from pg_dpml.database.database import Database, Session, SourceTable, sql
+from pg_dpml.blocks.query import record_of
+from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.evaluation.metrics import require_columns
 from pg_dpml.kernels import Noise
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import budgets, charging, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.charged import run_charged
-from pg_dpml.methods.plan import Guarantee
 from pg_dpml.names import shown
-from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.budget import choose_noise, gaussian_part
-from pg_dpml.privacy.mechanisms import MOST_SUM, ReleaseNoise
-from pg_dpml.spec.spec import PrivacySpec
+from pg_dpml.privacy import resolution
+from pg_dpml.privacy.choice import choose_noise
+from pg_dpml.privacy.cost import gaussian_part
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.noise import sums
+from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.privacy.noise.sums import MOST_SUM
+from pg_dpml.spec.privacy import PrivacySpec
 
 __all__ = ["NoisyError", "release_error"]
 
@@ -114,14 +119,14 @@ def release_error(
         charged_to = dataset or budgets.dataset_of(session, model, relation)
         return _plan(session, model, relation, privacy, clip, definition_is_public, charged_to)
 
-    def charge(session: Session, release: _Release) -> budgets.Charged:
+    def charge(session: Session, release: _Release) -> charging.Charged:
         charged_to = dataset or budgets.dataset_of(session, release.model, release.table)
         return _charge(session, release, charged_to)
 
-    def released(session: Session, release: _Release, charged: budgets.Charged | None) -> int:
+    def released(session: Session, release: _Release, charged: charging.Charged | None) -> int:
         with session.owners_path():
             total = int(session.fetch_one(_sum(release), {"model": name})[0])
-        return mechanisms.release_sum(total, release.noise, Noise())
+        return sums.release_sum(total, release.noise, Noise())
 
     run = run_charged(
         database,
@@ -144,7 +149,7 @@ def _error(release: _Release, noisy: int, charge: int) -> NoisyError:
     """The released sum as an error with its bar."""
     most = release.n_rows * release.units
     worst = release.clip or 1.0
-    half_width = mechanisms.noise_range(release.noise, CONFIDENCE) / most * worst
+    half_width = sums.noise_range(release.noise, CONFIDENCE) / most * worst
     value = min(max(noisy, 0), most) / most * worst
     return NoisyError(value, half_width, CONFIDENCE, release.clip, release.guarantee, charge, release.n_rows)
 
@@ -174,16 +179,16 @@ def _plan(
             f"the errors of {n_rows:,} rows could add up to more than float64 counts: evaluate on a sample "
             f"of at most {(MOST_SUM - 1) // units:,}"
         )
-    budget = budgets.accounting_of(session, table, dataset)
+    budget = charging.accounting_of(session, table, dataset)
 
     def noise_at(epsilon: float) -> ReleaseNoise:
         kind = choose_noise(budget, epsilon, delta, 1, privacy.relation).kind
-        return mechanisms.calibrate_sum(units, epsilon, delta, kind)
+        return sums.calibrate_sum(units, epsilon, delta, kind)
 
     try:
         noise = resolution.with_least_epsilon(noise_at, privacy.epsilon)
     except ResolutionError as error:
-        raise budgets.refusal_of(session, table, dataset, error, _pricing(guarantee, noise_at)) from None
+        raise charging.refusal_of(session, table, dataset, error, _pricing(guarantee, noise_at)) from None
     release = _Release(model, table, n_rows, clip, guarantee, noise, noise_at)
     # Types and privileges are refused here, by a row of NULLs and by a query that reads no row.
     session.fetch(
@@ -235,17 +240,17 @@ def _clip(model: registry.Model, clip: float | None) -> float | None:
 
 def _pricing(
     guarantee: Guarantee, noise_at: Callable[[float], ReleaseNoise]
-) -> Callable[[float], budgets.Priced]:
+) -> Callable[[float], terms.Priced]:
     """What such a release costs at another epsilon."""
     return lambda epsilon: (replace(guarantee, epsilon=epsilon), gaussian_part(noise_at(epsilon)))
 
 
-def _charge(session: Session, release: _Release, dataset: str | None) -> budgets.Charged:
+def _charge(session: Session, release: _Release, dataset: str | None) -> charging.Charged:
     mechanism: dict[str, Any] = {
         "release": "errors" if release.clip is None else "clipped squared errors",
         "clip": release.clip,
     }
-    return budgets.charge(
+    return charging.charge(
         session,
         release.table,
         release.guarantee,

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pg_dpml.database.database import Database, Session, raised_by_server, sql
+from pg_dpml.database.database import Database
+from pg_dpml.database.failures import raised_by_server
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted
-from pg_dpml.ledger.budgets import Charged
+from pg_dpml.ledger.charging import Charged
 
 __all__ = ["Run", "failure_text", "run_charged"]
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pg_dpml.database.database import Session, array_parameter, json_parameter, sql
+from pg_dpml.database.adapters import array_parameter, json_parameter
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean, reads_as, shown
-from pg_dpml.spec.spec import require_text
+from pg_dpml.spec.checks import require_text
 
 __all__ = [
     "Charge",

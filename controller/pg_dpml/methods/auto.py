@@ -8,8 +8,10 @@ from dataclasses import replace
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods import bolt_on, full_batch, sufficient_statistics
 from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.privacy import composed, mechanisms
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.privacy import gaussian
+from pg_dpml.privacy.noise import composed
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = ["plan"]
 
@@ -50,7 +52,7 @@ def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
         return _choose(problem, privacy, spec, "dp-gd", reason)
     if problem.task == "regression":
         needed = STATISTICS_BUDGET * d**2
-        budget = problem.n_rows * mechanisms.gaussian_mu(privacy.epsilon, delta) / problem.max_rows_per_unit
+        budget = problem.n_rows * gaussian.gaussian_mu(privacy.epsilon, delta) / problem.max_rows_per_unit
         if budget >= needed:
             reason = (
                 f"n mu = {budget:,.0f} is at least {STATISTICS_BUDGET:g} d^2 = {needed:,.0f}, enough for one "

@@ -15,7 +15,8 @@ from pg_dpml.methods.job import Job, Result
 from pg_dpml.methods.minimise import Goal
 from pg_dpml.methods.plan import Plan, Problem, choose_loss
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = ["Lbfgs", "plan", "run"]
 

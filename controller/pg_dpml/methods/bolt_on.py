@@ -23,12 +23,15 @@ from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.certified import Certified, Objective, make_certified
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Guarantee, Plan, Problem, Work, choose_loss, privacy_warnings
+from pg_dpml.methods.plan import Plan, Problem, Work, choose_loss, privacy_warnings
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.budget import NoiseChoice, choose_noise
-from pg_dpml.privacy.mechanisms import ReleaseNoise
-from pg_dpml.spec.spec import SGD_OPTIONS, PrivacySpec, TrainSpec
+from pg_dpml.privacy import knorm, resolution
+from pg_dpml.privacy.choice import NoiseChoice, choose_noise
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.noise import output
+from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import SGD_OPTIONS, TrainSpec
 
 __all__ = ["plan", "release", "run"]
 
@@ -87,7 +90,7 @@ def _step_budget(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
     """Total step length tau at lambda = 0."""
     change = _gradient_change(problem, privacy, loss)
     kind = _choose_noise(problem, privacy).kind
-    mu = mechanisms.best_mu(privacy.epsilon, privacy.delta_for(problem.n_rows), problem.n_weights, kind)
+    mu = knorm.best_mu(privacy.epsilon, privacy.delta_for(problem.n_rows), problem.n_weights, kind)
     # finite for every clip, whose sensitivity may be refused later
     budget = min(max(problem.n_rows, 1) * mu / change, 1e300)
     if loss.n_classes > 1:  # the noise of a difference of two scores
@@ -256,7 +259,7 @@ def _add_noise(
     """The plan of a run whose model one unit moves by so much: exactly, and by its own rounding."""
     delta = privacy.delta_for(problem.n_rows)
     chosen = _choose_noise(problem, privacy)
-    noise = mechanisms.calibrate(*moved, problem.n_weights, privacy.epsilon, delta, chosen.kind)
+    noise = output.calibrate(*moved, problem.n_weights, privacy.epsilon, delta, chosen.kind)
     reported = delta if delta > 0.0 else resolution.sampler_delta(problem.n_weights)
     guarantee = Guarantee(
         privacy.epsilon, reported, privacy.relation, problem.unit, problem.max_rows_per_unit
@@ -278,7 +281,7 @@ def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.
         average_from=sgd.average_from,
         fresh_order=sgd.fresh_order,
     )
-    rounding = mechanisms.rounding_error(
+    rounding = output.rounding_error(
         steps=run.steps,
         step_sum=run.step_sum,
         step_max=run.step_max,
@@ -296,7 +299,7 @@ def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.
 def _warnings(
     problem: Problem,
     privacy: PrivacySpec,
-    noise: mechanisms.ReleaseNoise,
+    noise: output.ReleaseNoise,
     delta: float,
     advice: str,
 ) -> list[str]:
@@ -338,4 +341,4 @@ def release(plan: Plan, weights: FloatArray, source: kernels.Noise | None = None
     """
     if not isinstance(plan.noise, ReleaseNoise):
         raise ValueError("the plan has no noise")
-    return mechanisms.release(weights, plan.noise, source or kernels.Noise())
+    return output.release(weights, plan.noise, source or kernels.Noise())

@@ -135,13 +135,13 @@ class Objective:
         only_gradient = options | {"losses": False}
 
         def gradient(weights: FloatArray) -> FloatArray:
-            sums = job.gradient(weights, only_gradient)
+            sums = job.blocks.gradient(weights, only_gradient)
             assert sums.gradient is not None  # there are rows
             job.require_all(sums.rows)
             return sums.gradient / problem.n_rows + self.lambda_ * weights
 
         def hessian(weights: FloatArray) -> FloatArray:
-            return job.hessian(weights, options) / problem.n_rows + self.lambda_ * np.eye(len(weights))
+            return job.blocks.hessian(weights, options) / problem.n_rows + self.lambda_ * np.eye(len(weights))
 
         job.report("minimise", 0, 1)  # no count on the way: it depends on the rows
         with np.errstate(all="ignore"):  # so would a warning

@@ -16,22 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.blocks.rows import unit_fits_block
+from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import (
-    Guarantee,
-    Plan,
-    Problem,
-    choose_clipped_loss,
-    loss_options,
-    privacy_warnings,
-)
+from pg_dpml.methods.plan import Plan, Problem, choose_clipped_loss, loss_options, privacy_warnings
 from pg_dpml.methods.sgd import average_start
-from pg_dpml.privacy import composed
-from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.noise import composed
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = ["Descent", "Whitening", "plan", "run"]
 
@@ -386,7 +381,7 @@ def _whiten(job: Job, descent: Descent, whitening: Whitening) -> tuple[FloatArra
     noise = job.plan.noise
     assert isinstance(noise, ComposedNoise)
     assert noise.moments is not None
-    sums = job.gram()
+    sums = job.blocks.gram()
     job.require_all(sums.rows)
     noisy, _ = composed.release_moments(sums.xx, None, noise.moments)
     values, vectors = np.linalg.eigh(noisy / max(job.plan.problem.n_rows, 1))
@@ -394,7 +389,7 @@ def _whiten(job: Job, descent: Descent, whitening: Whitening) -> tuple[FloatArra
     matrix = (vectors / np.sqrt(values + whitening.ridge)) @ vectors.T
     matrix = (matrix + matrix.T) / 2.0
     job.report("pass", 1, descent.passes)
-    job.whiten(matrix, whitening.row_norm)
+    job.blocks.whiten(matrix, whitening.row_norm)
     job.report("pass", 2, descent.passes)
     shares = values / (values + whitening.ridge)
     total = float(np.sum(shares))
@@ -414,7 +409,7 @@ def _descend(job: Job, descent: Descent, matrix: FloatArray | None, step_size: f
     weights, velocity, mean = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     first = descent.average_from or descent.steps
     for step in range(1, descent.steps + 1):
-        sums = job.gradient(folded(weights).reshape(-1), descent.options())
+        sums = job.blocks.gradient(folded(weights).reshape(-1), descent.options())
         job.require_all(sums.rows)
         gradient = np.zeros(shape) if sums.gradient is None else folded(sums.gradient.reshape(shape))
         noisy = composed.release_gradient(gradient.reshape(-1), noise.gradient).reshape(shape)

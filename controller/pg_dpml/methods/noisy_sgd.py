@@ -19,15 +19,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pg_dpml.blocks.rows import unit_fits_block
+from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_clipped_loss, privacy_warnings
+from pg_dpml.methods.plan import Plan, Problem, choose_clipped_loss, privacy_warnings
 from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.privacy import resolution, step_noise
-from pg_dpml.privacy.step_noise import StepNoise
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.privacy import resolution
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.noise import steps as step_noise
+from pg_dpml.privacy.noise.steps import StepNoise
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = ["plan", "run"]
 

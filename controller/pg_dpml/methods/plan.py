@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Protocol
 
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.privacy.budget import Accounting
-from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.privacy.cost import Accounting
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = [
-    "Guarantee",
     "Plan",
     "PlannedNoise",
     "Problem",
@@ -26,6 +26,7 @@ __all__ = [
     "noise_record",
     "privacy_warnings",
 ]
+
 
 LOSS_OF_TASK = {
     "binary": ("logistic", "huber_svm"),
@@ -107,28 +108,6 @@ class PlannedNoise(Protocol):
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """(epsilon, delta)-differential privacy under a relation.
-
-    Attributes
-    ----------
-    epsilon, delta : float
-        As charged and reported.
-    relation : Relation
-    unit : str or None
-        Column whose equal values are one unit of privacy; None: every row is one.
-    max_rows_per_unit : int
-        Rows used of a unit.
-    """
-
-    epsilon: float
-    delta: float
-    relation: Relation
-    unit: str | None = None
-    max_rows_per_unit: int = 1
 
 
 @dataclass(frozen=True)

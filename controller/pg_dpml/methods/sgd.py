@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.blocks.rows import repack, row_bytes
-from pg_dpml.database.database import json_parameter, sql
+from pg_dpml.blocks.packing import row_bytes
+from pg_dpml.database.adapters import json_parameter
+from pg_dpml.database.session import sql
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 from pg_dpml.methods.job import Job
 from pg_dpml.methods.plan import Problem, loss_options
-from pg_dpml.spec.spec import TrainSpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
 
@@ -227,7 +228,7 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
     n_rows = job.plan.problem.n_rows
     if n_rows == 0:
         return np.zeros(job.plan.problem.n_weights), sgd.passes
-    state = job.work_table(
+    state = job.blocks.work_table(
         "state", sql.SQL("pass integer NOT NULL, state dpml.epoch NOT NULL, blocks pg_catalog.int8 NOT NULL")
     )
     options = json_parameter(sgd.options(n_rows))
@@ -237,9 +238,11 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
     done = 0
     for done in range(1, sgd.passes + 1):
         if sgd.fresh_order and done > 1:
-            job.packed = repack(job.session, job.source, job.packed)
-        statement = _pass_statement(sgd, in_memory=in_memory).format(state=state, blocks=job.packed.blocks)
-        rows, blocks = job.session.fetch_one(statement, parameters | {"pass": done})
+            job.blocks.repack()
+        statement = _pass_statement(sgd, in_memory=in_memory).format(
+            state=state, blocks=job.blocks.packed.blocks
+        )
+        rows, blocks = job.blocks.session.fetch_one(statement, parameters | {"pass": done})
         job.require_all(rows, blocks)
         job.report("pass", done, sgd.passes)
         if job.plan.tolerance is not None:
@@ -247,7 +250,7 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
             if previous_loss - loss < job.plan.tolerance * abs(previous_loss):
                 break
             previous_loss = loss
-    weights, average, steps = job.session.fetch_one(
+    weights, average, steps = job.blocks.session.fetch_one(
         sql.SQL(
             "SELECT (state).weights, (state).average, (state).steps FROM {} WHERE pass = %(pass)s"
         ).format(state),
@@ -283,8 +286,8 @@ def _fits_in_memory(job: Job) -> bool:
     Source: privacy/README.md, "Poisson batches".
     """
     problem = job.plan.problem
-    used = problem.n_rows * problem.max_rows_per_unit * (_BYTES_OF_ROW + row_bytes(job.source))
-    (fits,) = job.session.fetch_one(
+    used = problem.n_rows * problem.max_rows_per_unit * (_BYTES_OF_ROW + row_bytes(job.blocks.source))
+    (fits,) = job.blocks.session.fetch_one(
         sql.SQL("SELECT %(used)s <= pg_catalog.pg_size_bytes(pg_catalog.current_setting('dpml.work_mem'))"),
         {"used": used},
     )
@@ -293,11 +296,11 @@ def _fits_in_memory(job: Job) -> bool:
 
 def _loss(job: Job, state: sql.Identifier, options: Any, done: int) -> float:
     """Objective after a pass; for runs that are not private only."""
-    (loss,) = job.session.fetch_one(
+    (loss,) = job.blocks.session.fetch_one(
         sql.SQL(
             "SELECT dpml.loss(b.block, (SELECT (s.state).weights FROM {state} AS s WHERE s.pass = %(pass)s), "
             "%(options)s) FROM {blocks} AS b"
-        ).format(state=state, blocks=job.packed.blocks),
+        ).format(state=state, blocks=job.blocks.packed.blocks),
         {"pass": done, "options": options},
     )
     return float(loss) if loss is not None else 0.0

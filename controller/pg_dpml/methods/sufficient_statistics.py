@@ -13,10 +13,12 @@ import numpy as np
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Guarantee, Plan, Problem, choose_loss, privacy_warnings
-from pg_dpml.privacy import composed
-from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.spec.spec import PrivacySpec, TrainSpec
+from pg_dpml.methods.plan import Plan, Problem, choose_loss, privacy_warnings
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.noise import composed
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = ["Statistics", "plan", "run"]
 
@@ -129,7 +131,7 @@ def run(job: Job) -> Result:
     assert isinstance(work, Statistics)
     assert isinstance(noise, ComposedNoise)
     assert noise.moments is not None
-    sums = job.gram()
+    sums = job.blocks.gram()
     job.require_all(sums.rows)
     xx, xy = composed.release_moments(sums.xx, sums.xy, noise.moments)
     assert xy is not None

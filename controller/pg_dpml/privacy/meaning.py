@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
-from pg_dpml.methods.plan import Guarantee
 from pg_dpml.names import shown
+from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.spec.relation import Relation
 
 __all__ = [

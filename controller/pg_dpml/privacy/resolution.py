@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pg_dpml.errors import GuaranteeError, ResolutionError
 from pg_dpml.kernels import MOST_STEPS, noise_grid
-from pg_dpml.spec.spec import MOST_EPSILON
+from pg_dpml.spec.privacy import MOST_EPSILON
 
 __all__ = [
     "ROUNDING_LIMIT",

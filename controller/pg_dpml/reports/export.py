@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pg_dpml.database.database import ColumnType, sql
+from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.session import sql
 from pg_dpml.errors import SpecError
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown

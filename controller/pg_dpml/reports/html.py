@@ -12,8 +12,8 @@ from typing import Any
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.ledger.models import Charge, Model
-from pg_dpml.methods.plan import Guarantee
 from pg_dpml.names import shown, visible_lines
+from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import chance_text, odds_factor, posterior, share_text, suspicion
 from pg_dpml.reports import plots
 from pg_dpml.reports.report import (

@@ -15,13 +15,14 @@ from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.evaluation.noisy_error import NoisyError
-from pg_dpml.ledger.budgets import Outlook
 from pg_dpml.ledger.models import Model
-from pg_dpml.methods.plan import Guarantee, Plan, PlannedNoise, noise_record
+from pg_dpml.ledger.terms import Outlook
+from pg_dpml.methods.plan import Plan, PlannedNoise, noise_record
 from pg_dpml.names import shown, visible
-from pg_dpml.privacy.composed import ComposedNoise
+from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import belief_text, odds_factor, posterior, protected
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.runs.train import Alternative, TrainResult
 from pg_dpml.runs.tuning import TuneResult, setting_text

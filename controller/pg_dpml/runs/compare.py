@@ -9,18 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks import scoring
+from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.portions import pack_portions
-from pg_dpml.blocks.rows import PackedRows, Source, count_units, resolve
-from pg_dpml.database.database import Database, Session, sql
+from pg_dpml.blocks.query import count_units
+from pg_dpml.blocks.source import Source, resolve
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
+from pg_dpml.evaluation import scoring
 from pg_dpml.ledger.charged import failure_text
 from pg_dpml.methods.job import Job, Progress
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.names import did_you_mean, shown, visible
 from pg_dpml.runs.train import Alternative, alternative, problem_of, run_method, start_run
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec
+from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
 from pg_dpml.tables.measuring import LeftOut, count_left_out
 
 if TYPE_CHECKING:
@@ -404,10 +410,10 @@ class _Split:
         """Figure, passes and seconds of a model; the portions stay as they are."""
         with self.session.discarded():
             started = time.monotonic()
-            result = run_method(Job(self.session, self.source, plan, self.trained, _no_report))
+            result = run_method(Job(Blocks(self.session, self.source, self.trained), plan, _no_report))
             seconds = time.monotonic() - started
-            job = Job(self.session, self.source, plan, self.tested, _no_report)
-            (errors,) = scoring.errors(job, [result])
+            tested = Blocks(self.session, self.source, self.tested)
+            (errors,) = scoring.errors(tested, self.problem, [result])
         if self.problem.task == "regression":
             value = 1.0 - float(scoring.LARGEST_SQUARED_ERROR * errors / self.spread)
         else:

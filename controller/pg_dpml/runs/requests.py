@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
-from pg_dpml.blocks.rows import resolve
-from pg_dpml.database.database import Database, Session, sql
+from pg_dpml.blocks.source import resolve
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import (
     BudgetError,
     CommitLostError,
@@ -26,11 +27,12 @@ from pg_dpml.errors import (
     SpecError,
     UnavailableError,
 )
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import budgets, claims, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.names import did_you_mean, shown, visible
 from pg_dpml.runs.train import train_model
-from pg_dpml.spec.spec import DataSpec, read_options
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.requested import read_options
 
 __all__ = [
     "Dataset",
@@ -74,9 +76,9 @@ class Dataset:
     offered: bool
 
     @property
-    def terms(self) -> budgets.Terms:
+    def terms(self) -> terms.Terms:
         """What a request must keep to, beside the terms of the budget."""
-        return budgets.Terms(
+        return terms.Terms(
             f"data set {shown(self.name)} (registered by role {shown(self.registered_by)})",
             self.min_epsilon,
             self.max_epsilon,
@@ -181,7 +183,7 @@ def register(
         )
     source = resolve(session, data)
     table = source.table
-    budget = budgets.budget_of(session, table, name)
+    budget = claims.budget_of(session, table, name)
     assert budget is not None  # it was named
     budgets.require_unit(session, budget, source.unit)
     before = next((one for one in list_datasets(session) if one.name == name), None)
@@ -236,7 +238,7 @@ def register(
     )
     if not added:
         raise SpecError(f"data set {shown(name)} is registered by another role, which alone may change it")
-    budgets.claim(session, budget, table)
+    claims.claim(session, budget, table)
     return load_dataset(session, name)
 
 

@@ -10,19 +10,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks.rows import Source, count_units, pack, require_plannable, require_runnable, resolve
-from pg_dpml.database.database import Database, Session, sql
+from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.packing import pack
+from pg_dpml.blocks.preparing import require_plannable, require_runnable
+from pg_dpml.blocks.query import count_units
+from pg_dpml.blocks.source import Source, resolve
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
+from pg_dpml.database.versions import versions
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.charged import run_charged
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
-from pg_dpml.methods.plan import Guarantee, Plan, Problem, noise_record
-from pg_dpml.privacy.budget import gaussian_part
+from pg_dpml.methods.plan import Plan, Problem, noise_record
+from pg_dpml.privacy.cost import gaussian_part
+from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.resolution import with_least_epsilon
-from pg_dpml.server.maintenance import versions
-from pg_dpml.spec.spec import METHODS, NOT_PRIVATE_METHODS, DataSpec, PrivacySpec, TrainSpec
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS, TrainSpec
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -212,11 +220,11 @@ def train_model(
     tuning: Mapping[str, Any] | None = None,
     request: str | None = None,
     owner: str | None = None,
-    terms: budgets.Terms | None = None,
+    terms: terms.Terms | None = None,
 ) -> TrainResult:
     """As `train`.
 
-    `tuning` is stored, and says how the settings were chosen; `terms`: see `budgets.charge`.
+    `tuning` is stored, and says how the settings were chosen; `terms`: see `charging.charge`.
     """
     started = time.monotonic()
 
@@ -237,7 +245,7 @@ def train_model(
             registry.require_new_name(session, name)
         return resolved, decided
 
-    def charge(session: Session, begun: tuple[Source, Plan]) -> budgets.Charged:
+    def charge(session: Session, begun: tuple[Source, Plan]) -> charging.Charged:
         assert privacy is not None
         charged = _charge(session, *begun, data, privacy, training, name, request, terms)
         if not charged.repeated:
@@ -245,7 +253,7 @@ def train_model(
         return charged
 
     def work(
-        session: Session, begun: tuple[Source, Plan], charged: budgets.Charged | None
+        session: Session, begun: tuple[Source, Plan], charged: charging.Charged | None
     ) -> tuple[registry.Model, int | None]:
         entry = None if charged is None else charged.entry
         return _run(session, *begun, data, name, entry, progress, tuning, owner)
@@ -277,7 +285,7 @@ def _decide(
     data: DataSpec,
     privacy: PrivacySpec | None,
     training: TrainSpec,
-    terms: budgets.Terms | None = None,
+    terms: terms.Terms | None = None,
 ) -> Plan:
     """The plan of a run that is charged; of two refusals of a small epsilon, that which names the larger."""
     problem = charged_problem(session, source, n_rows, data, privacy)
@@ -286,7 +294,7 @@ def _decide(
     except ResolutionError as error:
         assert privacy is not None
         at_epsilon = partial(priced_at, problem, privacy, training)
-        refusal = budgets.refusal_of(session, source.table, data.dataset, error, at_epsilon, terms)
+        refusal = charging.refusal_of(session, source.table, data.dataset, error, at_epsilon, terms)
     raise refusal
 
 
@@ -297,7 +305,7 @@ def charged_problem(
     problem = problem_of(source, n_rows, data)
     if privacy is None:
         return problem
-    return replace(problem, budget=budgets.accounting_of(session, source.table, data.dataset))
+    return replace(problem, budget=charging.accounting_of(session, source.table, data.dataset))
 
 
 def problem_of(source: Source, n_rows: int, data: DataSpec) -> Problem:
@@ -372,11 +380,11 @@ def _charge(
     training: TrainSpec,
     name: str,
     request: str | None,
-    terms: budgets.Terms | None,
-) -> budgets.Charged:
+    terms: terms.Terms | None,
+) -> charging.Charged:
     assert decided.guarantee is not None  # privacy is not None
     assert decided.noise is not None
-    return budgets.charge(
+    return charging.charge(
         session,
         source.table,
         decided.guarantee,
@@ -392,8 +400,8 @@ def _charge(
     )
 
 
-def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsilon: float) -> budgets.Priced:
-    """What a run would cost at another epsilon; see `budgets.charge`.
+def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsilon: float) -> terms.Priced:
+    """What a run would cost at another epsilon; see `charging.charge`.
 
     Raises
     ------
@@ -444,7 +452,7 @@ def _run(
     start_run(session)
     packed = pack(session, source)
     report("pack", 1, 1)
-    result = run_method(Job(session, source, decided, packed, report))
+    result = run_method(Job(Blocks(session, source, packed), decided, report))
     return released_model(session, source, decided, data, name, charge, result, tuning, owner), result.passes
 
 
@@ -512,5 +520,5 @@ def _privacy_record(decided: Plan) -> dict[str, Any]:
 def run_method(job: Job) -> Result:
     """Run a plan's method on packed rows and drop them."""
     result = _METHODS[job.plan.method].run(job)
-    job.close()
+    job.blocks.drop()
     return result

@@ -13,20 +13,25 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks import scoring
+from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.portions import equal_sizes, pack_portions
-from pg_dpml.blocks.rows import Source, count_units, from_clause, require_runnable, resolve
-from pg_dpml.database.database import Database, Session, sql
+from pg_dpml.blocks.preparing import require_runnable
+from pg_dpml.blocks.query import count_units, from_clause
+from pg_dpml.blocks.source import Source, resolve
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.evaluation import scoring
 from pg_dpml.evaluation.metrics import left_out_words
-from pg_dpml.ledger import budgets
+from pg_dpml.ledger import charging
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.charged import run_charged
 from pg_dpml.methods.job import Job, Progress, Result
-from pg_dpml.methods.plan import Guarantee, Plan, noise_record
+from pg_dpml.methods.plan import Plan, noise_record
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy import selection
-from pg_dpml.privacy.budget import Accounting
+from pg_dpml.privacy.cost import Accounting
+from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.runs.train import (
     TrainResult,
     charged_problem,
@@ -38,7 +43,10 @@ from pg_dpml.runs.train import (
     start_run,
     train_model,
 )
-from pg_dpml.spec.spec import NOT_PRIVATE_METHODS, DataSpec, Grid, PrivacySpec
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.grid import Grid
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import NOT_PRIVATE_METHODS
 from pg_dpml.tables.measuring import LeftOut, count_left_out
 
 if TYPE_CHECKING:
@@ -196,7 +204,7 @@ def _tune_privately(
     started = time.monotonic()
 
     def work(
-        session: Session, tuning: _Tuning, charged: budgets.Charged | None
+        session: Session, tuning: _Tuning, charged: charging.Charged | None
     ) -> tuple[registry.Model, Plan, Result, int]:
         assert charged is not None
         return _run(session, tuning, charged.entry, report)
@@ -284,14 +292,14 @@ def setting_text(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in setting.items())
 
 
-def _charge(session: Session, tuning: _Tuning) -> budgets.Charged:
+def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
     registry.require_new_name(session, tuning.name)
     candidates = [
         {"method": plan.method, "setting": dict(setting)}
         | ({} if plan.noise is None else noise_record(plan.noise))
         for plan, setting in zip(tuning.plans, tuning.grid.settings, strict=True)
     ]
-    return budgets.charge(
+    return charging.charge(
         session,
         tuning.source.table,
         tuning.guarantee,
@@ -323,11 +331,12 @@ def _run(
     report("pack", 1, 1)
     results: list[Result] = []
     for plan, portion in zip(tuning.plans, portions, strict=True):
-        results.append(run_method(Job(session, tuning.source, plan, portion, report)))
+        results.append(run_method(Job(Blocks(session, tuning.source, portion), plan, report)))
         report("candidate", len(results), len(tuning.plans))
-    job = Job(session, tuning.source, tuning.plans[0], scored, report)
-    chosen = selection.choose(scoring.errors(job, results), tuning.spread, tuning.epsilon)
-    job.close()
+    blocks = Blocks(session, tuning.source, scored)
+    errors = scoring.errors(blocks, tuning.plans[0].problem, results)
+    chosen = selection.choose(errors, tuning.spread, tuning.epsilon)
+    blocks.drop()
     plan = replace(tuning.plans[chosen], guarantee=tuning.guarantee)
     record = _record(tuning.grid, chosen) | {"n_rows": tuning.n_rows, "portions": list(tuning.sizes)}
     model = released_model(
@@ -410,11 +419,11 @@ def _score_on_public_rows(
     results: list[Result] = []
     for plan in plans:
         with session.discarded():  # the rows stay as they are for the next candidate
-            results.append(run_method(Job(session, source, plan, trained, report)))
+            results.append(run_method(Job(Blocks(session, source, trained), plan, report)))
         report("candidate", len(results), len(plans))
     session.execute(sql.SQL("DROP TABLE {}").format(trained.blocks))
-    job = Job(session, source, plans[0], scored, report)
-    errors = scoring.errors(job, results)
-    job.close()
+    blocks = Blocks(session, source, scored)
+    errors = scoring.errors(blocks, plans[0].problem, results)
+    blocks.drop()
     table = f"{source.table.schema}.{source.table.name}"
     return PublicScores(table, n_trained, n_scored, tuple(errors), left_out)

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pg_dpml.database.database import Database, sql
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import sql
 from pg_dpml.evaluation.evaluate import Evaluation, evaluate
 from pg_dpml.reports import report
 from pg_dpml.runs.train import Progress, TrainResult, train
 from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
 from pg_dpml.server.embedded import EmbeddedServer
-from pg_dpml.spec.spec import DataSpec, PrivacySpec, TrainSpec
+from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.spec.training import TrainSpec
 
 __all__ = ["ADULT_SPEC", "Demo", "adult_server", "run_demo"]
 

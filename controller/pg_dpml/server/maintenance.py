@@ -9,11 +9,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from pg_dpml.database.database import Session, sql, verbatim
+from pg_dpml.database.adapters import verbatim
+from pg_dpml.database.session import Session, sql
+from pg_dpml.database.versions import installed_version
 from pg_dpml.errors import DpmlError
 from pg_dpml.names import shown
 
-__all__ = ["Check", "WorkTable", "drop_work_tables", "examine", "versions", "work_tables"]
+__all__ = [
+    "Check",
+    "WorkTable",
+    "drop_work_tables",
+    "examine",
+    "work_tables",
+]
+
 
 OLDEST_SERVER = 150000
 """server_version_num of PostgreSQL 15."""
@@ -95,26 +104,11 @@ def examine(session: Session, table: str | None = None) -> list[Check]:
     checks = [_server(session), _writable(session), _encryption(session), _pooler(session)]
     extension = _extension(session)
     checks.append(extension)
-    if _installed(session) is not None:
+    if installed_version(session) is not None:
         follow_ups: list[Callable[[Session], Check]] = [_module, _roles, _rights, _left_behind]
         checks += [check(session) for check in follow_ups]
         checks += _statistics(session)
     return checks if table is None else [*checks, _readable(session, table)]
-
-
-def versions(session: Session) -> dict[str, str]:
-    """Versions of package, extension and server."""
-    (server,) = session.fetch_one(sql.SQL("SELECT pg_catalog.current_setting('server_version')"))
-    return {
-        "pg_dpml": version("pg_dpml"),
-        "Extension": _installed(session) or "not installed",
-        "PostgreSQL": str(server),
-    }
-
-
-def _installed(session: Session) -> str | None:
-    rows = session.fetch(sql.SQL("SELECT extversion FROM pg_catalog.pg_extension WHERE extname = 'pg_dpml'"))
-    return str(rows[0][0]) if rows else None
 
 
 def _server(session: Session) -> Check:
@@ -177,7 +171,7 @@ def _is_older(one: str, other: str) -> bool:
 
 def _extension(session: Session) -> Check:
     """The extension in this database and its files on the server, against the version of this package."""
-    package, installed = version("pg_dpml"), _installed(session)
+    package, installed = version("pg_dpml"), installed_version(session)
     rows = session.fetch(
         sql.SQL("SELECT default_version FROM pg_catalog.pg_available_extensions WHERE name = 'pg_dpml'")
     )
@@ -219,7 +213,7 @@ def _extension(session: Session) -> Check:
 
 def _module(session: Session) -> Check:
     """Whether the C module loads, and is of the same version as the SQL in this database."""
-    installed = _installed(session)
+    installed = installed_version(session)
     answer = session.attempt(lambda: session.fetch_one(sql.SQL("SELECT dpml.module_version()")))
     fix = f"on the server, {BUILD} of version {installed}; or as a superuser, ALTER EXTENSION pg_dpml UPDATE"
     if isinstance(answer, DpmlError):

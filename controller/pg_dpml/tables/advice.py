@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pg_dpml import names
-from pg_dpml.spec.spec import Column, DataSpec
+from pg_dpml.spec.columns import Column
+from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck
 
 __all__ = ["OWNER_ONLY", "advice", "check_record", "check_text"]

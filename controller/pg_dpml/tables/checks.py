@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks.rows import Source, from_clause, resolve
-from pg_dpml.database.database import Database, Session, sql
-from pg_dpml.spec.spec import DataSpec
+from pg_dpml.blocks.query import from_clause
+from pg_dpml.blocks.source import Source, resolve
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
+from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables import measuring
 from pg_dpml.tables.inspection import looks_like_person
 from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts, ValueCount, label_field

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pg_dpml.database.database import ColumnType, Database, Session, SourceTable, sql
+from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session, sql
 from pg_dpml.tables.constraints import DOMAIN_VALUE, Facts, column_facts
 
 if TYPE_CHECKING:

@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pg_dpml.blocks.rows import Source, from_clause
-from pg_dpml.database.database import ColumnType, Session, SourceTable, json_parameter, sql
+from pg_dpml.blocks.query import from_clause
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.adapters import json_parameter
+from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.session import Session, sql
 
 __all__ = [
     "COLUMNS_PER_QUERY",

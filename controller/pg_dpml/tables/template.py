@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from pg_dpml.database.database import ColumnType
+from pg_dpml.database.catalog import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown, toml_key, toml_text, visible
 from pg_dpml.spec.dates import MOMENTS
-from pg_dpml.spec.spec import FILL_IN
+from pg_dpml.spec.files import FILL_IN
 from pg_dpml.tables.constraints import Bound
 from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
 

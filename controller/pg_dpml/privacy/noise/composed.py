@@ -17,8 +17,9 @@ import numpy as np
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FOLD_ROWS, FloatArray, Noise
-from pg_dpml.privacy import mechanisms, resolution
-from pg_dpml.privacy.mechanisms import ReleaseNoise
+from pg_dpml.privacy import gaussian, resolution
+from pg_dpml.privacy.noise import output
+from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -129,7 +130,7 @@ def run_mu(epsilon: float, delta: float, n_numbers: int) -> float:
             "delta = 0 has no Gaussian noise, which this method adds: leave delta out (1/n^2 then), or take "
             "method = bolt-on, whose K-norm noise needs none"
         )
-    return mechanisms.gaussian_share(epsilon, delta, n_numbers)
+    return gaussian.gaussian_share(epsilon, delta, n_numbers)
 
 
 def calibrate_gradients(
@@ -186,7 +187,7 @@ def calibrate_gradients(
     rounding = n_rows * bound * _sum_rounding(max_rows_per_unit)
     if condition is not None:
         rounding = n_rows * bound * condition * _product_rounding(max_rows_per_unit, n_features)
-    return mechanisms.calibrate_gaussian(
+    return output.calibrate_gaussian(
         relation.gradient_change(bound), rounding, n_weights, mu / math.sqrt(steps)
     )
 
@@ -242,7 +243,7 @@ def calibrate_moments(
         (Relation.ADD_REMOVE, True): 2.0,
     }[relation, labels]
     rounding = n_rows * max_rows_per_unit * math.sqrt(2.0) * _sum_rounding(max_rows_per_unit)
-    return mechanisms.calibrate_gaussian(max_rows_per_unit * math.sqrt(square), rounding, size, mu)
+    return output.calibrate_gaussian(max_rows_per_unit * math.sqrt(square), rounding, size, mu)
 
 
 def release_gradient(gradient: FloatArray, noise: ReleaseNoise, source: Noise | None = None) -> FloatArray:
@@ -261,7 +262,7 @@ def release_gradient(gradient: FloatArray, noise: ReleaseNoise, source: Noise | 
     -------
     ndarray of shape (n_weights,)
     """
-    return mechanisms.release(gradient, noise, source or Noise())
+    return output.release(gradient, noise, source or Noise())
 
 
 def release_moments(
@@ -294,7 +295,7 @@ def release_moments(
     d = len(xx)
     above = np.triu_indices(d)
     weight = np.where(above[0] == above[1], 1.0, math.sqrt(2.0))
-    released = mechanisms.release(
+    released = output.release(
         np.concatenate([xx[above] * weight, [] if xy is None else xy]), noise, source or Noise()
     )
     noisy = np.zeros((d, d))

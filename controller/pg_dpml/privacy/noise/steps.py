@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
-from pg_dpml.privacy import accounting, mechanisms, resolution
+from pg_dpml.privacy import gaussian, knorm, resolution
+from pg_dpml.privacy.accounting import bst14, subsampled
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -197,9 +198,9 @@ def calibrate_passes(
     if steps == 0:
         return StepNoise(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, None, "exact", n_weights)
     if delta > 0.0:
-        ratio = mechanisms.gaussian_stddev(math.sqrt(passes), epsilon, delta, passes * n_weights)
+        ratio = gaussian.gaussian_stddev(math.sqrt(passes), epsilon, delta, passes * n_weights)
     else:
-        ratio = mechanisms.knorm_scale(1.0, epsilon, n_weights, passes)
+        ratio = knorm.knorm_scale(1.0, epsilon, n_weights, passes)
     rounding = _sum_rounding(batch_rows, row_bound)
     scale, calibrated, grid = resolution.step_room(kind, ratio, change, bound, rounding, n_weights)
     return StepNoise(
@@ -239,7 +240,7 @@ def _left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float,
     """
     taken = resolution.sampler_epsilon(n_numbers)
     left = resolution.require_share(taken, epsilon, "epsilon")
-    return left, mechanisms.delta_left(delta, n_numbers) * math.exp(-0.5 * taken)
+    return left, gaussian.delta_left(delta, n_numbers) * math.exp(-0.5 * taken)
 
 
 def _delta_of_steps(delta: float) -> float:
@@ -250,9 +251,9 @@ def _delta_of_steps(delta: float) -> float:
 @functools.lru_cache(maxsize=64)
 def _pld(
     epsilon: float, delta: float, sampling: float, steps: int, relation: Relation
-) -> accounting.Accounted:
+) -> subsampled.Accounted:
     """The accountant's answer; a plan is often made twice, and this takes a second."""
-    return accounting.subsampled_gaussian_multiplier(epsilon, delta, sampling, steps, relation)
+    return subsampled.subsampled_gaussian_multiplier(epsilon, delta, sampling, steps, relation)
 
 
 def calibrate_poisson(
@@ -329,7 +330,7 @@ def calibrate_poisson(
     delta = _delta_of_steps(delta)
     q = _accounted_sampling(sampling, n_units, steps)
     if accountant == "advanced":
-        found = accounting.advanced_multiplier(epsilon, delta, q, steps, relation)
+        found = bst14.advanced_multiplier(epsilon, delta, q, steps, relation)
         name, warning = accountant, None
     else:
         accounted = _pld(epsilon, delta, q, steps, relation)
@@ -366,8 +367,8 @@ def bst14_multipliers(
     q = _accounted_sampling(sampling, n_units, steps)
     arguments = (epsilon, _delta_of_steps(delta), q, steps, relation)
     return {
-        "published": accounting.published_bst14_multiplier(*arguments),
-        "advanced": accounting.advanced_multiplier(*arguments),
+        "published": bst14.published_bst14_multiplier(*arguments),
+        "advanced": bst14.advanced_multiplier(*arguments),
         "pld": _pld(*arguments).noise_multiplier,
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What a run takes out of a budget: costs that add up, and the limits they may add up to.
+"""What a run costs: costs that add up, and the limits they may add up to.
 
 Everything is an exact decimal: a cost is rounded up, a limit down. The proofs:
 privacy/README.md, "Budgets".
@@ -15,18 +15,12 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 import numpy as np
 import scipy  # which imports its parts where they are used
 
-from pg_dpml.errors import GuaranteeError
-from pg_dpml.privacy import accounting
-from pg_dpml.privacy.composed import ComposedNoise
-from pg_dpml.privacy.mechanisms import (
-    ReleaseNoise,
-    gaussian_delta,
-    gaussian_mu,
-    gaussian_share,
-    smaller_kind,
-)
+from pg_dpml.privacy.accounting import subsampled
+from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
+from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
-from pg_dpml.privacy.step_noise import StepNoise
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -34,18 +28,17 @@ __all__ = [
     "Accounting",
     "Cost",
     "GaussianRun",
-    "NoiseChoice",
     "PoissonSteps",
     "PureReleases",
     "Releases",
-    "choose_noise",
     "cost_of",
-    "cost_of_one",
     "epsilon_of",
     "gaussian_part",
     "limit_of",
+    "releases_of",
     "zcdp_delta",
 ]
+
 
 RULES = ("basic", "zcdp", "gdp")
 
@@ -241,7 +234,7 @@ def cost_of(
 @functools.lru_cache(maxsize=64)
 def _poisson_mu(run: PoissonSteps, spare: float, relation: Relation) -> float:
     """Kept, since a plan is often made twice and this can take a second."""
-    return accounting.subsampled_gaussian_mu(run.multiplier, run.sampling, run.steps, spare, relation)
+    return subsampled.subsampled_gaussian_mu(run.multiplier, run.sampling, run.steps, spare, relation)
 
 
 def gaussian_part(noise: object) -> GaussianRun | None:
@@ -260,15 +253,15 @@ def gaussian_part(noise: object) -> GaussianRun | None:
     if isinstance(noise, ReleaseNoise) and noise.kind == "k-norm" and noise.scale > 0.0:
         return PureReleases(sampler_delta(noise.n_weights))
     if isinstance(noise, ReleaseNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
-        return _releases(noise.calibrated_sensitivity / noise.scale, noise.n_weights)
+        return releases_of(noise.calibrated_sensitivity / noise.scale, noise.n_weights)
     if isinstance(noise, ComposedNoise):
         numbers = noise.steps * noise.n_weights if noise.gradient is not None else 0
         numbers += noise.moments.n_weights if noise.moments is not None else 0
-        return _releases(noise.mu, numbers)
+        return releases_of(noise.mu, numbers)
     if isinstance(noise, StepNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
         if noise.accounted_sampling is None:
             mu = math.sqrt(noise.passes) * noise.calibrated_sensitivity / noise.scale
-            return _releases(mu, noise.passes * noise.n_weights)
+            return releases_of(mu, noise.passes * noise.n_weights)
         numbers = noise.steps * noise.n_weights
         return PoissonSteps(
             noise.noise_multiplier * noise.sensitivity / noise.calibrated_sensitivity,
@@ -280,112 +273,7 @@ def gaussian_part(noise: object) -> GaussianRun | None:
     return None
 
 
-@dataclass(frozen=True)
-class NoiseChoice:
-    """Which noise one release takes.
-
-    Attributes
-    ----------
-    kind : {"gaussian", "k-norm"}
-    reason : str
-        A clause on what it costs of a budget; empty where the smaller noise is taken for its size alone.
-    """
-
-    kind: str
-    reason: str = ""
-
-
-def choose_noise(
-    budget: Accounting | None,
-    epsilon: float,
-    delta: float,
-    n_weights: int,
-    relation: Relation,
-    usual_delta: float = 0.0,
-) -> NoiseChoice:
-    """The noise of one release: that which costs its budget less; without one, the smaller one.
-
-    Parameters
-    ----------
-    budget : Accounting or None
-        Of the budget that the run is charged to; None: none.
-    epsilon : float
-        Of the run, in (0, inf).
-    delta : float
-        In [0, 1).
-    n_weights : int
-        Length of the released vector, >= 1.
-    relation : Relation
-        Of the run.
-    usual_delta : float
-        In [0, 1): with which Gaussian noise is compared, in words, where delta is 0; 0: nothing is said.
-
-    Returns
-    -------
-    NoiseChoice
-        A function of public numbers alone. By rule "basic" K-norm noise costs no more than Gaussian noise.
-
-    Notes
-    -----
-    Source: privacy/README.md, "K-norm noise" and "Budgets".
-    """
-    smaller = smaller_kind(epsilon, delta, n_weights)
-    if budget is None or budget.rule == "basic" or smaller == "gaussian":
-        return NoiseChoice(smaller)
-
-    def loss(delta: float, noise: GaussianRun) -> Decimal:
-        run = (Decimal(repr(epsilon)), Decimal(repr(delta)), noise)
-        return cost_of(budget.rule, *run, run=relation, budget=budget.relation).loss
-
-    compared = delta or usual_delta
-    try:
-        mu = gaussian_share(epsilon, compared, n_weights) if compared > 0.0 else None
-    except GuaranteeError:  # no Gaussian noise of so small a delta or epsilon
-        mu = None
-    if mu is None:
-        return NoiseChoice(smaller)
-    pure = loss(delta, PureReleases(sampler_delta(n_weights)))
-    times = float(pure / loss(compared, _releases(mu, n_weights)))
-    if times <= 1.0:
-        return NoiseChoice(smaller)
-    if delta == 0.0:
-        return NoiseChoice(
-            smaller,
-            f"K-norm noise, since delta = 0 asks for pure privacy, of which a {budget.rule} budget takes "
-            f"{times:.3g} times what Gaussian noise at delta = {compared:.3g} costs",
-        )
-    return NoiseChoice(
-        "gaussian",
-        f"Gaussian noise, since K-norm noise, though smaller, would cost {times:.3g} times as much of a "
-        f"{budget.rule} budget",
-    )
-
-
-def cost_of_one(budget: Accounting, epsilon: Decimal, delta: Decimal) -> Cost | None:
-    """What a run with Gaussian noise, or K-norm noise where delta is 0, costs under the budget's relation.
-
-    Parameters
-    ----------
-    budget : Accounting
-    epsilon, delta : Decimal
-        Of the run, in (0, inf) and [0, 1).
-
-    Returns
-    -------
-    Cost or None
-        Of a run of one noisy number; that of more is larger by less than the shares of "The sampler". None
-        if the precision of the noise allows no such run.
-    """
-    part: GaussianRun = PureReleases(sampler_delta(1))
-    if delta > 0:
-        try:
-            part = _releases(gaussian_share(float(epsilon), float(delta), 1), 1)
-        except GuaranteeError:
-            return None
-    return cost_of(budget.rule, epsilon, delta, part, run=budget.relation, budget=budget.relation)
-
-
-def _releases(mu: float, numbers: int) -> Releases:
+def releases_of(mu: float, numbers: int) -> Releases:
     """With what the sampler takes of so many numbers. Source: privacy/README.md, "The sampler"."""
     return Releases(mu + sampler_mu(numbers), sampler_delta(numbers))
 

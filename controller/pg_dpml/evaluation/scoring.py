@@ -8,16 +8,15 @@ Source: privacy/README.md, "Private tuning".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from pg_dpml.blocks.rows import PackedRows
-from pg_dpml.database.database import sql
+from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.kernels import FloatArray
-from pg_dpml.methods.job import Job, Result
+from pg_dpml.methods.job import Result
+from pg_dpml.methods.plan import Problem
 
 __all__ = ["errors", "rounding"]
 
@@ -37,13 +36,15 @@ def rounding(task: str, n_rows: int) -> Fraction:
     return Fraction(n_rows, 2**ROUNDING_BITS) if task == "regression" else Fraction(0)
 
 
-def errors(job: Job, models: Sequence[Result]) -> list[float]:
-    """Errors of each model, summed over the job's packed rows.
+def errors(blocks: Blocks, problem: Problem, models: Sequence[Result]) -> list[float]:
+    """Errors of each model, summed over packed rows.
 
     Parameters
     ----------
-    job : Job
-        Its plan says what is predicted, and its packed rows are what is predicted on.
+    blocks : Blocks
+        The rows to predict on.
+    problem : Problem
+        Which says what is predicted.
     models : sequence of Result
         At most 64.
 
@@ -53,44 +54,29 @@ def errors(job: Job, models: Sequence[Result]) -> list[float]:
         Classification: rows whose class is predicted wrongly. Regression: sums of squared
         errors in label units [-1, 1], each divided by the largest possible one and clamped to 1.
     """
-    problem = job.plan.problem
     if problem.task != "regression":
         # The norm that a whitened model's scores are divided by changes no sign and no order.
         loss: dict[str, Any] = {"loss": "logistic"}
         if problem.n_outputs > 1:
             loss = {"loss": "softmax", "classes": problem.n_outputs}
-        return _sums(job, [model.weights for model in models], loss | {"errors": True})
+        return _sums(blocks, [model.weights for model in models], loss | {"errors": True})
     found = [0.0] * len(models)
     clamped = {"loss": "squared", "loss_clip": LARGEST_SQUARED_ERROR / 2.0}
     plain = [i for i, model in enumerate(models) if model.whitening is None]
     if plain:
-        for i, error in zip(plain, _sums(job, [models[i].weights for i in plain], clamped), strict=True):
+        for i, error in zip(plain, _sums(blocks, [models[i].weights for i in plain], clamped), strict=True):
             found[i] = error
     for i, model in enumerate(models):
         if model.whitening is not None:
-            white = replace(job, packed=_whitened(job, model.whitening))
+            white = blocks.whitened(model.whitening)
             (found[i],) = _sums(white, [model.weights], clamped)
     # the loss is half the squared error
     return [error / (LARGEST_SQUARED_ERROR / 2.0) for error in found]
 
 
-def _sums(job: Job, weights: Sequence[FloatArray], options: dict[str, Any]) -> list[float]:
+def _sums(blocks: Blocks, weights: Sequence[FloatArray], options: dict[str, Any]) -> list[float]:
     """Summed losses of models of equal shape, in one pass."""
     more = {"models": len(weights), "gradient": False}
-    sums = job.gradient(np.concatenate(weights), options | more)
+    sums = blocks.gradient(np.concatenate(weights), options | more)
     assert sums.losses is not None  # there are rows
     return [float(loss) for loss in sums.losses]
-
-
-def _whitened(job: Job, whitening: FloatArray) -> PackedRows:
-    """The packed rows, each divided by the norm of its product with a matrix."""
-    matrix = job.work_table("matrix", sql.SQL("p pg_catalog.float8[] NOT NULL"))
-    job.session.copy_row(matrix, ["float8[]"], [whitening.ravel()])
-    blocks = job.work_table("whitened", sql.SQL("block_no integer NOT NULL, block bytea NOT NULL"))
-    job.session.execute(
-        sql.SQL(
-            "INSERT INTO {} (block_no, block) SELECT b.block_no, "
-            "dpml.whiten(b.block, (SELECT m.p FROM {} AS m), 1.0) FROM {} AS b"
-        ).format(blocks, matrix, job.packed.blocks)
-    )
-    return replace(job.packed, blocks=blocks)

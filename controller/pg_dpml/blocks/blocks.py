@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Packed rows that one can sum over: gradients, Hessians and second moments, all un-noised."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pg_dpml.blocks.packing import PackedRows, repack, whiten
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.adapters import json_parameter
+from pg_dpml.database.session import Session, sql
+from pg_dpml.kernels import FloatArray
+
+__all__ = ["Blocks", "GradientSums", "GramSums"]
+
+
+class GradientSums(NamedTuple):
+    """Un-noised sums over packed rows; None where they were not asked for."""
+
+    gradient: FloatArray | None
+    """Shape (n_weights,), of the first model."""
+    losses: FloatArray | None
+    """Shape (n_models,)."""
+    rows: int
+
+
+class GramSums(NamedTuple):
+    """Un-noised second moments of packed rows."""
+
+    xx: FloatArray
+    """Sum of x x', shape (n_features, n_features)."""
+    xy: FloatArray
+    """Sum of y x, shape (n_features,)."""
+    rows: int
+
+
+@dataclass
+class Blocks:
+    """Packed rows and the transaction they live in.
+
+    Attributes
+    ----------
+    session : Session
+        At REPEATABLE READ; whatever is un-noised vanishes with it.
+    source : Source
+        Whose rows they are.
+    packed : PackedRows
+        Replaced when the rows are packed again.
+    tables : list of sql.Identifier
+        Work tables beside that of the packed rows.
+    """
+
+    session: Session
+    source: Source
+    packed: PackedRows
+    tables: list[sql.Identifier] = field(default_factory=list, init=False)
+    _weights: sql.Identifier | None = field(default=None, init=False)
+
+    def work_table(self, kind: str, columns: sql.SQL) -> sql.Identifier:
+        """A new unlogged table of a random name, which only the running role can read."""
+        table = sql.Identifier("dpml_work", f"{kind}_{secrets.token_hex(8)}")
+        self.session.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
+        self.tables.append(table)
+        return table
+
+    def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> GradientSums:
+        """Sums over all packed rows at fixed weights, un-noised.
+
+        Parameters
+        ----------
+        weights : ndarray of shape (n_models * n_outputs * n_features,)
+            They travel by COPY.
+        options : mapping
+            Of the aggregate `dpml.gradient`.
+
+        Returns
+        -------
+        GradientSums
+        """
+        gradient, losses, rows = self.session.fetch_one(
+            sql.SQL(
+                "SELECT (g.sums).gradient, (g.sums).losses, (g.sums).rows FROM (SELECT "
+                "dpml.gradient(b.block, (SELECT w.weights FROM {weights} AS w), %(options)s) AS sums "
+                "FROM {blocks} AS b OFFSET 0) AS g"
+            ).format(weights=self._send(weights), blocks=self.packed.blocks),
+            {"options": json_parameter(options)},
+        )
+        return GradientSums(
+            None if gradient is None else np.asarray(gradient, dtype=np.float64),
+            None if losses is None else np.asarray(losses, dtype=np.float64),
+            rows or 0,
+        )
+
+    def hessian(self, weights: FloatArray, options: Mapping[str, Any]) -> FloatArray:
+        """Sum of the Hessians of the rows' losses, un-noised.
+
+        Parameters
+        ----------
+        weights : ndarray of shape (n_features,)
+            They travel by COPY.
+        options : mapping
+            Of the aggregate `dpml.gram`.
+
+        Returns
+        -------
+        ndarray of shape (n_features, n_features)
+            Symmetric.
+        """
+        (triangle,) = self.session.fetch_one(
+            sql.SQL(
+                "SELECT (g.sums).xx FROM (SELECT "
+                "dpml.gram(b.block, (SELECT w.weights FROM {weights} AS w), %(options)s) AS sums "
+                "FROM {blocks} AS b OFFSET 0) AS g"
+            ).format(weights=self._send(weights), blocks=self.packed.blocks),
+            {"options": json_parameter(options)},
+        )
+        return _symmetric(triangle, len(weights))
+
+    def gram(self) -> GramSums:
+        """Second moments of all packed rows, un-noised."""
+        xx, xy, rows = self.session.fetch_one(
+            sql.SQL(
+                "SELECT (g.sums).xx, (g.sums).xy, (g.sums).rows "
+                "FROM (SELECT dpml.gram(b.block) AS sums FROM {blocks} AS b OFFSET 0) AS g"
+            ).format(blocks=self.packed.blocks)
+        )
+        d = self.source.n_features
+        return GramSums(_symmetric(xx, d), np.zeros(d) if xy is None else np.asarray(xy), rows or 0)
+
+    def whiten(self, whitening: FloatArray, norm: float) -> None:
+        """Pack every row x again as x norm / ||P x||; P, shape (n_features, n_features), travels by COPY."""
+        table = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
+        self.session.copy_row(table, ["float8[]"], [whitening.reshape(-1)])
+        self.packed = whiten(self.session, self.source, self.packed, table, norm)
+
+    def whitened(self, whitening: FloatArray) -> Blocks:
+        """Another set of blocks, each row divided by its length after a matrix; these stay as they are.
+
+        Parameters
+        ----------
+        whitening : ndarray of shape (n_features, n_features)
+            P; a row x becomes x / ||P x||.
+        """
+        matrix = self.work_table("matrix", sql.SQL("p pg_catalog.float8[] NOT NULL"))
+        self.session.copy_row(matrix, ["float8[]"], [whitening.ravel()])
+        blocks = self.work_table("whitened", sql.SQL("block_no integer NOT NULL, block bytea NOT NULL"))
+        self.session.execute(
+            sql.SQL(
+                "INSERT INTO {} (block_no, block) SELECT b.block_no, "
+                "dpml.whiten(b.block, (SELECT m.p FROM {} AS m), 1.0) FROM {} AS b"
+            ).format(blocks, matrix, self.packed.blocks)
+        )
+        white = Blocks(self.session, self.source, replace(self.packed, blocks=blocks))
+        white.tables = self.tables
+        return white
+
+    def repack(self) -> None:
+        """Put the rows in a fresh random order."""
+        self.packed = repack(self.session, self.source, self.packed)
+
+    def _send(self, weights: FloatArray) -> sql.Identifier:
+        """Weights in a work table of one row; one table for all passes, as each holds locks to the end."""
+        if self._weights is None:
+            self._weights = self.work_table("weights", sql.SQL("weights pg_catalog.float8[] NOT NULL"))
+        else:
+            # not TRUNCATE, which searches all shared buffers at once
+            self.session.execute(sql.SQL("DELETE FROM {}").format(self._weights))
+        self.session.copy_row(self._weights, ["float8[]"], [weights])
+        return self._weights
+
+    def drop(self) -> None:
+        """Drop the work tables: the transaction may commit, so a rollback does not see to it."""
+        for table in (*self.tables, self.packed.blocks):
+            self.session.execute(sql.SQL("DROP TABLE {}").format(table))
+
+
+def _symmetric(triangle: Sequence[float] | None, size: int) -> FloatArray:
+    """A symmetric matrix of its upper triangle, row by row; None: of no rows, so zeros."""
+    full = np.zeros((size, size))
+    if triangle is not None:
+        full[np.triu_indices(size)] = triangle
+    return full + np.triu(full, 1).T

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Packing encoded rows into blocks, in random order."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pg_dpml.blocks.query import from_clause, record_of
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.adapters import json_parameter
+from pg_dpml.database.session import Session, sql
+from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
+
+__all__ = [
+    "PackedRows",
+    "Shuffled",
+    "fill",
+    "pack",
+    "packing_statement",
+    "repack",
+    "row_bytes",
+    "shuffled",
+    "store_blocks",
+    "unit_fits_block",
+    "whiten",
+]
+
+
+LARGEST_BLOCK_BYTES = 2**30 - 2**16
+"""Of a value that PostgreSQL stores, with room for its header."""
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The run's private copy of the encoded rows, in one random order.
+
+    Attributes
+    ----------
+    blocks : sql.Identifier
+        Their table.
+    n_blocks : int
+    whole : bool
+        False for a portion of the table's rows.
+    """
+
+    blocks: sql.Identifier
+    n_blocks: int
+    whole: bool = True
+
+
+_ANY_ORDER = sql.SQL("pg_catalog.random()")
+
+
+class Shuffled(NamedTuple):
+    """Encoded rows and the random order they are to be read in; Source: privacy/README.md, "Randomness"."""
+
+    encoded: sql.Composable
+    """SELECT of the column `row`, and of what the rest speaks of as columns of e."""
+    order: sql.Composable
+    """ORDER BY list."""
+    starts: sql.Composable
+    """Condition: in that order, the row is the first of its unit of privacy."""
+    parameters: Mapping[str, Any]
+
+
+def store_blocks(
+    session: Session, source: Source, query: sql.Composable, parameters: Mapping[str, Any]
+) -> PackedRows:
+    """Blocks of a query in its order, in a new table of a random name that only the current role can read."""
+    blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
+    if _block_bytes(source) == BLOCK_PAGE_BYTES:
+        # One block a page, stored as it is, or a small one could go into the rest of an earlier page, out of
+        # order. A table made of its query may be filled by parallel workers, which INSERT may not.
+        statement = sql.SQL(
+            "CREATE UNLOGGED TABLE {} (block_no, block) WITH (fillfactor = 10, toast_tuple_target = 8160) AS "
+        )
+    else:
+        session.execute(
+            sql.SQL("CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL)").format(
+                blocks
+            )
+        )
+        session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(blocks))
+        statement = sql.SQL("INSERT INTO {} (block_no, block) ")
+    return PackedRows(blocks, session.execute(statement.format(blocks) + query, parameters))
+
+
+def _block_bytes(source: Source) -> int:
+    """Largest block for the rows: a page, or out of line where a unit takes half a page.
+
+    A whole unit always fits, so that no unit is cut: its gradients can then be summed and clipped in a block.
+    """
+    unit_bytes = bytes_of_unit(source.max_rows_per_unit, row_bytes(source))
+    if unit_bytes <= BLOCK_PAGE_BYTES // 2:
+        return BLOCK_PAGE_BYTES
+    return max(BLOCK_MAX_BYTES, min(unit_bytes, LARGEST_BLOCK_BYTES))
+
+
+def row_bytes(source: Source) -> int:
+    """Most bytes of an encoded row in a block, whatever its values: all that it could store, stored."""
+    sparse = source.encoder["format"] == "csr"
+    return 8 + 8 * source.n_values if sparse else 4 + 4 * source.n_features
+
+
+def unit_fits_block(max_rows_per_unit: int, n_features: int) -> bool:
+    """Whether all rows of a unit lie in one block, sparse rows being shorter than dense ones."""
+    return bytes_of_unit(max_rows_per_unit, 4 + 4 * n_features) <= LARGEST_BLOCK_BYTES
+
+
+def bytes_of_unit(n_rows: int, row_bytes: int) -> int:
+    """A block of one unit: a bit a row says where units begin, in whole words of 32."""
+    return BLOCK_HEADER_BYTES + 4 * math.ceil(n_rows / 32) + n_rows * row_bytes
+
+
+def fill(
+    session: Session,
+    source: Source,
+    encoded: sql.Composable,
+    order: sql.Composable,
+    parameters: Mapping[str, Any],
+) -> PackedRows:
+    """Sort encoded rows into a random order and pack them into numbered blocks, in physical order."""
+    return store_blocks(session, source, packing_statement(source, encoded, order), parameters)
+
+
+def packing_statement(source: Source, encoded: sql.Composable, order: sql.Composable) -> sql.Composed:
+    """The query that packs encoded rows, in the given order, into numbered blocks."""
+    return sql.SQL(
+        "SELECT (pg_catalog.row_number() OVER () - 1)::integer, p.block "
+        "FROM (SELECT dpml.pack(e.row, 2147483647, {block_bytes}) OVER shuffled AS block "
+        # OFFSET 0: encode first, so that narrow rows are sorted
+        "FROM ({encoded} OFFSET 0) AS e WINDOW shuffled AS (ORDER BY {order})) AS p "
+        "WHERE p.block IS NOT NULL"
+    ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
+
+
+def shuffled(source: Source) -> Shuffled:
+    """Every row encoded, in a fresh random order.
+
+    Notes
+    -----
+    The order is a new random key per row, independent of the values; the rows
+    of a unit stay together, under the key of one of them.
+    Source: privacy/README.md, "Randomness" and "Unit of privacy".
+    """
+    record = record_of(source.encoder, source.table, with_label=True)
+    parameters = {"encoder": json_parameter(source.encoder)}
+    if source.unit is None:
+        encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
+        return Shuffled(encoded + from_clause(source), _ANY_ORDER, sql.SQL("true"), parameters)
+    keyed = sql.SQL(
+        "SELECT {record} AS record, {unit} AS unit, pg_catalog.random() AS key, pg_catalog.random() AS tie "
+    ).format(record=record, unit=sql.Identifier("t", source.unit))
+    encoded = sql.SQL(
+        "SELECT dpml.encode(%(encoder)s, u.record, u.unit IS NULL OR u.place = 1) AS row, u.unit, u.place, "
+        "CASE WHEN u.unit IS NULL THEN u.key ELSE u.unit_key END AS key FROM ("
+        "SELECT k.*, pg_catalog.row_number() OVER own AS place, "
+        "pg_catalog.first_value(k.key) OVER own AS unit_key "
+        "FROM ({keyed} OFFSET 0) AS k WINDOW own AS (PARTITION BY k.unit ORDER BY k.tie)) AS u "
+        "WHERE u.unit IS NULL OR u.place <= {most}"
+    ).format(keyed=keyed + from_clause(source), most=sql.Literal(source.max_rows_per_unit))
+    return Shuffled(
+        encoded,
+        sql.SQL("e.key, e.unit, e.place"),
+        sql.SQL("(e.unit IS NULL OR e.place = 1)"),
+        parameters,
+    )
+
+
+def pack(session: Session, source: Source) -> PackedRows:
+    """Encode every row, put the rows in a fresh random order, and pack them."""
+    rows = shuffled(source)
+    with session.owners_path():
+        return fill(session, source, rows.encoded, rows.order, rows.parameters)
+
+
+def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
+    """The rows in a fresh order; the old blocks are dropped.
+
+    Without units the packed rows are shuffled again. With units they are read
+    again from the table, in the run's own snapshot, because blocks do not
+    keep which rows belong together; so a portion of the units has one order.
+    """
+    if source.unit is not None and not packed.whole:
+        raise ValueError("a portion of units cannot be packed again")
+    if source.unit is None:
+        encoded = sql.SQL("SELECT r.row FROM {} AS b, dpml.rows(b.block) AS r(row)").format(packed.blocks)
+        again = replace(fill(session, source, encoded, _ANY_ORDER, {}), whole=packed.whole)
+    else:
+        again = pack(session, source)
+    session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
+    return again
+
+
+def whiten(
+    session: Session, source: Source, packed: PackedRows, matrix: sql.Identifier, norm: float
+) -> PackedRows:
+    """Every row x as x norm / ||P x||, the blocks in any order; the old blocks are dropped.
+
+    `matrix` is a table of one row and one column, P as `float8[]`, row by row.
+    Source: privacy/README.md, "Whitened gradients".
+    """
+    query = sql.SQL(
+        "SELECT b.block_no, dpml.whiten(b.block, (TABLE {matrix}), %(norm)s) FROM {old} AS b"
+    ).format(matrix=matrix, old=packed.blocks)
+    whitened = store_blocks(session, source, query, {"norm": norm})
+    session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
+    return whitened

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: PostgreSQL
+"""A data spec resolved against the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pg_dpml.blocks.encoder import (
+    MAX_PROJECTION,
+    as_in_catalog,
+    compared_label,
+    encode_column,
+    encode_label,
+    feature_names,
+    stored_values,
+)
+from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.session import Session, sql
+from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
+from pg_dpml.names import shown, visible
+from pg_dpml.spec.columns import MAX_FEATURES
+from pg_dpml.spec.data import MAX_WEIGHTS, DataSpec
+
+__all__ = [
+    "Source",
+    "resolve",
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table whose rows can be encoded: what `resolve` found in the catalog, no row read.
+
+    Attributes
+    ----------
+    table : SourceTable
+    where : str or None
+        The public filter.
+    unit : str or None
+        Column whose equal values are one unit of privacy; None: every row is one.
+    max_rows_per_unit : int
+        Rows used of a unit.
+    encoder : mapping
+        The spec that `dpml.encode` parses and that is stored with the model.
+    n_features : int
+        Length of an encoded row, the intercept included.
+    n_values : int
+        Most values one encoded row can store.
+    feature_names : tuple of str
+        One name a feature, in order.
+    class_names : tuple of str or None
+        See `Label.class_names`, in the form that values are compared with.
+    """
+
+    table: SourceTable
+    where: str | None
+    unit: str | None
+    max_rows_per_unit: int
+    encoder: Mapping[str, Any]
+    n_features: int
+    n_values: int
+    feature_names: tuple[str, ...]
+    class_names: tuple[str, ...] | None
+
+
+def resolve(session: Session, data: DataSpec) -> Source:
+    """Check a spec against the catalog and write its encoder.
+
+    Raises
+    ------
+    SpecError
+        For a missing table or column, a type without an encoding, or missing bounds or levels.
+    GuaranteeError
+        If rows may be chosen by something that is not declared public.
+    """
+    table = session.relation(data.table)
+    data = as_in_catalog(data, table)
+    _require_public_rows(table, data)
+    columns = [encode_column(column, table.columns[column.name]) for column in data.columns]
+    label_type = table.columns[data.label.column]
+    label = compared_label(data.label, label_type)
+    if data.unit is not None:
+        _require_unit_type(table.columns[data.unit], data.unit)
+    names = [name for column in columns for name in feature_names(column)]
+    if len(names) >= MAX_FEATURES:
+        raise SpecError(f"columns: {len(names)} features, more than the {MAX_FEATURES - 1} a model may have")
+    n_values = sum(stored_values(column) for column in columns) + data.intercept
+    if data.projection is not None:
+        if data.projection * len(names) > MAX_PROJECTION:
+            raise SpecError(
+                f"projection must be at most {MAX_PROJECTION // len(names)} "
+                f"with {len(names)} features before it"
+            )
+        names = [f"projection {i + 1}" for i in range(data.projection)]
+        n_values = len(names) + 1
+    if data.intercept:
+        names.append("intercept")
+    n_classes = 1 if data.label.classes is None else len(data.label.classes)
+    if len(names) * n_classes > MAX_WEIGHTS:
+        raise SpecError(
+            f"label {shown(data.label.column)}: classes: a model of {n_classes:,} classes may have at most "
+            f"{MAX_WEIGHTS // n_classes:,} features, not {len(names):,}: list fewer classes, or give "
+            "[features] projection"
+        )
+    encoder = {
+        "columns": columns,
+        "intercept": data.intercept,
+        "norm": data.norm,
+        # A sparse row costs eight bytes a value against four a feature.
+        "format": "csr" if 2 * n_values < len(names) else "dense",
+        "label": encode_label(label, label_type.kind),
+    }
+    if data.projection is not None:
+        encoder["projection"] = {"features": data.projection, "seed": data.projection_seed}
+    if encoder["format"] == "dense":
+        n_values = len(names)
+    _require_written(session, {f"column {c['name']}: levels": c.get("levels", ()) for c in columns})
+    _require_written(session, {f"label {label.column}": label.class_names or ()})
+    return Source(
+        table=table,
+        where=data.where,
+        unit=data.unit,
+        max_rows_per_unit=data.max_rows_per_unit,
+        encoder=encoder,
+        n_features=len(names),
+        n_values=n_values,
+        feature_names=tuple(names),
+        class_names=label.class_names,
+    )
+
+
+def _require_written(session: Session, texts: Mapping[str, Sequence[str]]) -> None:
+    """Refuse texts that have characters which the encoding of the database has not."""
+
+    def writes(some: Sequence[str]) -> bool:
+        query = sql.SQL("SELECT %(texts)s::pg_catalog.text[] IS NULL")
+        try:
+            return not isinstance(session.attempt(lambda: session.fetch(query, {"texts": some})), DpmlError)
+        except UnicodeEncodeError:  # where the client's encoding has not got it
+            return False
+
+    for where, listed in texts.items():
+        special = [text for text in listed if not text.isascii()]
+        if special and not writes(special):
+            amiss = next(text for text in special if not writes([text]))
+            (encoding,) = session.fetch_one(sql.SQL("SELECT pg_catalog.current_setting('server_encoding')"))
+            raise SpecError(
+                f"{where}: {amiss!r} cannot be written in this database, whose encoding is {encoding}, so no "
+                "row has it: leave it out, or use a database of encoding UTF8"
+            )
+
+
+def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
+    if table.kind in "vmf" and not data.definition_is_public:
+        raise GuaranteeError(
+            f"{visible(data.table)} is a view or a foreign table, and which rows it shows could itself be "
+            "private: "
+            "if the owner agrees that its definition is public, add definition_is_public = true to the spec"
+        )
+    if table.row_security:
+        raise GuaranteeError(
+            f"{visible(data.table)} has row-level security, so its rows depend on who asks: copy them into a "
+            f"table without (CREATE TABLE ... AS TABLE {visible(data.table)}), as a role that sees them all, "
+            "and name that"
+        )
+    used = [data.label.column, *(column.name for column in data.columns), *filter(None, [data.unit])]
+    computed = [name for name in used if name in table.columns and table.columns[name].virtual]
+    if computed and not data.definition_is_public:
+        raise GuaranteeError(
+            f"column {shown(computed[0])} is computed whenever it is read, and whether that fails could "
+            "itself be private: if the owner agrees that its expression is public and never fails, add "
+            "definition_is_public = true to the spec"
+        )
+
+
+def _require_unit_type(column_type: ColumnType, unit: str) -> None:
+    if column_type.kind in ("array", "other") and column_type.name not in ("uuid", "bytea", "oid", "inet"):
+        raise SpecError(
+            f"unit {shown(unit)}: a unit is told by a number, a text, a date or a uuid, not by "
+            f"{visible(column_type.name)}; "
+            "use a view that casts it to one. What the type holds equal must stay so, or a person is several "
+            f"units: of citext a plain cast would tell ann from ANN, so take lower({shown(unit)}::text)"
+        )

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What a budget allows, what is left of it, and the words for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from pg_dpml.errors import SpecError
+from pg_dpml.names import shown
+from pg_dpml.privacy.cost import Accounting, Cost, GaussianRun, cost_of, epsilon_of
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.spec.relation import Relation
+
+__all__ = [
+    "LEAST_BASIC_DELTA",
+    "Budget",
+    "Entry",
+    "Left",
+    "Outlook",
+    "Priced",
+    "Terms",
+    "asked",
+    "exact",
+    "price",
+    "short",
+]
+
+
+_LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
+LEAST_BASIC_DELTA = Decimal("1e-30")
+
+Priced = tuple[Guarantee, GaussianRun | None]
+"""What a run's cost follows from; the second: see `privacy.budget.gaussian_part`."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one charge must keep to, whatever is left of the budget.
+
+    Attributes
+    ----------
+    source : str
+        Where they stand and whose they are, in words.
+    min_epsilon, max_epsilon : Decimal
+        What it must cost at least and may cost at most, 0 < min_epsilon <= max_epsilon: epsilon at the
+        budget's delta, by the budget's rule and relation.
+    min_delta, max_delta : Decimal
+        Bounds on the delta of its own guarantee, 0 <= min_delta <= max_delta < 1.
+    any_passes : bool
+        Whether the number of its passes may depend on the rows.
+    """
+
+    source: str
+    min_epsilon: Decimal
+    max_epsilon: Decimal
+    min_delta: Decimal
+    max_delta: Decimal
+    any_passes: bool = True
+
+    def __post_init__(self) -> None:
+        if not (self.max_epsilon.is_finite() and self.max_epsilon > 0):
+            raise SpecError(f"max_epsilon must be in (0, inf), not {self.max_epsilon}")
+        if not (self.min_epsilon.is_finite() and 0 < self.min_epsilon <= self.max_epsilon):
+            raise SpecError(
+                f"min_epsilon must be above 0 and at most {short(self.max_epsilon)}, the largest epsilon of "
+                f"one run, not {self.min_epsilon}"
+            )
+        if not (self.max_delta.is_finite() and 0 <= self.max_delta < 1):
+            raise SpecError(f"max_delta must be in [0, 1), not {self.max_delta}")
+        if not (self.min_delta.is_finite() and 0 <= self.min_delta <= self.max_delta):
+            raise SpecError(
+                f"min_delta must be at least 0 and at most {short(self.max_delta)}, the largest delta of "
+                f"one run, not {self.min_delta}"
+            )
+
+    def require_within(self, outer: Terms) -> None:
+        """Refuse terms that allow another epsilon or another delta than `outer` does.
+
+        Raises
+        ------
+        SpecError
+        """
+        for name, bound, loose in (
+            ("min_epsilon", f"at least {short(outer.min_epsilon)}", self.min_epsilon < outer.min_epsilon),
+            ("max_epsilon", f"at most {short(outer.max_epsilon)}", self.max_epsilon > outer.max_epsilon),
+            ("min_delta", f"at least {short(outer.min_delta)}", self.min_delta < outer.min_delta),
+            ("max_delta", f"at most {short(outer.max_delta)}", self.max_delta > outer.max_delta),
+        ):
+            if loose:
+                raise SpecError(f"{name} must be {bound}, as {outer.source} has it")
+
+    @property
+    def meaning(self) -> str:
+        """What they ask for, in words."""
+        return (
+            f"epsilon from {short(self.min_epsilon)} to {short(self.max_epsilon)}, "
+            f"delta from {short(self.min_delta)} to {short(self.max_delta)}"
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all runs on a data set together may spend; see dpml.budgets."""
+
+    dataset: str
+    opened_at: datetime
+    opened_by: str
+    rule: str
+    epsilon: Decimal
+    delta: Decimal
+    relation: Relation
+    unit: str | None
+    tables: tuple[str, ...]
+    min_epsilon: Decimal
+    min_delta: Decimal
+    max_delta: Decimal
+    limit: Cost
+    shared: bool = False
+
+    @property
+    def terms(self) -> Terms:
+        """What every charge must keep to."""
+        return Terms(
+            f"the budget of data set {shown(self.dataset)} (opened by role {shown(self.opened_by)})",
+            self.min_epsilon,
+            self.epsilon,
+            self.min_delta,
+            self.max_delta,
+        )
+
+    @property
+    def accounting(self) -> Accounting:
+        """How its charges add up."""
+        return Accounting(self.rule, self.relation)
+
+    @property
+    def meaning(self) -> str:
+        """What it allows, in words."""
+        return f"epsilon = {short(self.epsilon)}, delta = {short(self.delta)} by rule {self.rule}"
+
+    def worth(self, loss: Decimal) -> float:
+        """The epsilon of an amount of loss, at the delta that the budget converts with."""
+        return epsilon_of(self.rule, loss, self.delta - self.limit.delta)
+
+    def amount(self, cost: Cost) -> str:
+        """A cost in words."""
+        text = self.loss_text(cost.loss)
+        if self.rule != "basic":
+            text += f" (worth epsilon = {self.worth(cost.loss):.4g} alone)"
+        return f"{text} and delta = {short(cost.delta)}"
+
+    def loss_text(self, loss: Decimal) -> str:
+        """An amount of loss in words."""
+        return f"{_LOSSES[self.rule]} = {short(loss)}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of a budget after so many entries."""
+
+    entries: int
+    closed: bool
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was taken out of a budget; `charge` is None where it was closed, or opened again.
+
+    `terms` has what it was until it was opened again. See dpml.budget_entries.
+    """
+
+    turn: int
+    entered_at: datetime
+    entered_by: str
+    request: str
+    charge: int | None
+    loss: Decimal
+    delta: Decimal
+    terms: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a run would take out of its budget, what is left of that, and which terms it would break."""
+
+    budget: Budget
+    cost: Cost
+    left: Left
+    breach: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run could be charged now."""
+        rest = self.left.cost
+        enough = self.cost.loss <= rest.loss and self.cost.delta <= rest.delta
+        return enough and not self.left.closed and self.breach is None
+
+
+def exact(number: float) -> Decimal:
+    """The decimal number that a float is written as."""
+    return Decimal(repr(number))
+
+
+def price(budget: Budget, guarantee: Guarantee, gaussian: GaussianRun | None) -> Cost:
+    """What a run with this guarantee and noise costs of a budget."""
+    return cost_of(
+        budget.rule,
+        exact(guarantee.epsilon),
+        exact(guarantee.delta),
+        gaussian,
+        run=guarantee.relation,
+        budget=budget.relation,
+    )
+
+
+def asked(delta: Decimal) -> str:
+    """A run's delta as it was asked for: that of the sampler alone is what delta = 0 is reported as."""
+    return "0" if delta < LEAST_BASIC_DELTA else short(delta)
+
+
+def short(number: Decimal) -> str:
+    """As it is where that is short, else to six digits."""
+    return f"{float(number):.{12 if len(number.as_tuple().digits) <= 12 else 6}g}"

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Privacy loss distribution of subsampled Gaussian steps, by Fourier transform."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import scipy  # which imports its parts where they are used
+
+from pg_dpml.privacy.accounting.bounds import ROUND_UP, FloatArray, IntArray, exact_mu
+from pg_dpml.spec.relation import Relation
+
+__all__ = [
+    "GridTooLongError",
+    "pld_epsilon",
+    "pld_mu",
+]
+
+
+_MOST_STEP_POINTS = 2**17
+_MOST_POINTS = 2**20
+"""Longest grids of losses, of one step and of all: about 0.3 seconds a composition."""
+
+_MOST_LOSS = 600.0
+"""exp of it is a finite number; a larger loss of one step counts as infinite."""
+
+_NEGLIGIBLE = {Relation.ADD_REMOVE: 1e-7, Relation.REPLACE_ONE: 1e-16}
+"""Share of delta that losses counted as infinite have; `_replaced` multiplies it by about e^(epsilon / 2)."""
+
+_LOST = 1e-7
+"""Share of a tilted composition that may lie outside its window, and is added to delta."""
+
+_SPLITS = 64
+"""Ways to split epsilon between a unit that is removed and one that is added; twice again about the best."""
+
+_NEXT_QUANTILE = 6.0
+"""Distance of the compositions of a whole curve, in standard deviations of a Gaussian."""
+
+_CURVE_POINTS = 3001
+"""At which a Gaussian is compared with a whole curve."""
+
+_ERROR = 1e-12
+"""Above the relative error of a normal distribution's tail."""
+
+
+def loss_of(z: float, slope: float, q: float) -> float:
+    """Privacy loss ln(P/Q) of a removed unit at z standard deviations; slope is 1 / multiplier."""
+    exponent = slope * z - 0.5 * slope * slope
+    if exponent > 30.0:  # where expm1 could overflow
+        return exponent + math.log(q) + math.log1p((1.0 - q) / q * math.exp(-exponent))
+    return math.log1p(q * math.expm1(exponent))
+
+
+class GridTooLongError(Exception):
+    """A grid of losses has `factor` times the points it may have."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(factor)
+        self.factor = factor
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """Pessimistic distribution of one step's loss, on multiples of `interval` from `first` upwards."""
+
+    interval: float
+    first: int
+    masses: FloatArray
+    infinite: float
+
+    @property
+    def last(self) -> int:
+        """The largest finite loss, a multiple of `interval`."""
+        return self.first + len(self.masses) - 1
+
+    def infinite_of(self, steps: int) -> float:
+        """Probability that any of so many steps has an infinite loss."""
+        return -math.expm1(steps * math.log1p(-self.infinite))
+
+
+def _step_losses(multiplier: float, q: float, interval: float, tail: float, *, removed: bool) -> StepLosses:
+    """Discretise the loss of one step.
+
+    Noise beyond `tail` standard deviations is where a loss counts as infinite, or as the least one.
+
+    Notes
+    -----
+    With P = (1 - q) N(0, s^2) + q N(1, s^2) and Q = N(0, s^2): ln(P/Q) under P where the unit is removed,
+    ln(Q/P) under Q where it is added. The part between two grid points is split between them so that its mass
+    under both distributions stays what it is, which dominates the true pair.
+    Source: Doroshenko, Ghazi, Kamath, Kumar & Manurangsi 2022, "Connect the dots";
+    privacy/README.md, "Subsampled Gaussian noise".
+    """
+    slope = 1.0 / multiplier
+    if removed:
+        low, high = loss_of(-tail, slope, q), loss_of(tail + slope, slope, q)
+    else:
+        low, high = -loss_of(tail, slope, q), -loss_of(-tail, slope, q)
+    first = math.floor(max(low, -_MOST_LOSS) / interval)
+    last = max(math.ceil(min(high, _MOST_LOSS) / interval), first + 1)
+    if last - first > _MOST_STEP_POINTS:
+        raise GridTooLongError((last - first) / _MOST_STEP_POINTS)
+    losses = interval * np.arange(first, last + 1)
+    # z where the loss is that of a grid point; the mass beyond it, of the distribution the loss is drawn from
+    # and of the other.
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = np.maximum(np.expm1(losses if removed else -losses) / q, -1.0)
+        z = 0.5 * slope + np.log1p(ratio) / slope
+    if removed:
+        other = scipy.special.ndtr(-z)
+        own = (1.0 - q) * other + q * scipy.special.ndtr(slope - z)
+    else:
+        own = scipy.special.ndtr(z)
+        other = (1.0 - q) * own + q * scipy.special.ndtr(z - slope)
+    mass, other_mass = -np.diff(own), -np.diff(other)
+    # Rounding leaves a few ulps of `own` in the difference below: they count for the upper point.
+    difference = mass - other_mass * np.exp(losses[:-1]) + 2.0**-50 * own[:-1]
+    to_upper = np.clip(difference / -math.expm1(-interval), 0.0, mass)
+    masses = np.zeros(len(losses))
+    masses[1:] += to_upper
+    masses[:-1] += mass - to_upper
+    masses[0] += 1.0 - own[0]
+    return StepLosses(interval, first, masses, float(own[-1]))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Upper bounds on delta of all steps together, at multiples of `interval` from `low` upwards.
+
+    From the multiple `top` on, which no finite loss exceeds, delta is `infinite`.
+    """
+
+    interval: float
+    low: int
+    deltas: FloatArray
+    top: int
+    infinite: float
+
+    @property
+    def high(self) -> int:
+        """Last multiple that `deltas` knows of."""
+        return self.low + len(self.deltas) - 1
+
+    def at(self, places: IntArray) -> FloatArray:
+        """For every epsilon = place times interval."""
+        inside = self.deltas[np.clip(places - self.low, 0, len(self.deltas) - 1)]
+        return np.where(places >= self.top, self.infinite, np.where(places < self.low, 1.0, inside))
+
+
+def _tilt(masses: FloatArray, losses: FloatArray, order: float) -> tuple[FloatArray, float]:
+    """Masses times exp(order * loss), brought to sum 1, and the logarithm of their sum before."""
+    with np.errstate(divide="ignore"):
+        exponents = np.log(masses) + order * losses
+    most = float(exponents.max())
+    weights = np.exp(exponents - most)
+    total = float(weights.sum())
+    return weights / total, most + math.log(total)
+
+
+def _blocks(first: int, count: int) -> npt.NDArray[np.intp]:
+    """Starts of blocks of grid points from `first` on, each 0.2 % as wide as it is distant from 0."""
+    near = 2048
+    far = (near * 1.002 ** np.arange(math.log(max(count / near, 1.0)) / math.log(1.002) + 2)).astype(np.intp)
+    starts = np.concatenate((-far, np.arange(1 - near, near), far)) - first
+    return np.unique(np.clip(starts, 0, count - 1))
+
+
+def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = False) -> Curve:
+    """T-fold convolution of one step's loss, exact where delta(epsilon) is near a given delta.
+
+    With `weighted`, where e^epsilon delta(epsilon) is.
+
+    Notes
+    -----
+    A plain fast Fourier transform has an absolute error near T 2^-53, above the delta of interest from
+    about a million rows on. So the step is multiplied by exp(order * loss) first, which moves the bulk of the
+    composition to the losses that matter, and the result is divided by it again: the error is then relative
+    to delta. What a window of finite length loses is bounded by Chernoff's inequality and added.
+    Source: Koskela & Honkela 2021 (Fourier accountant), Gopi, Lee & Wutschitz 2021 (windows);
+    privacy/README.md, "Subsampled Gaussian noise".
+    """
+    h = step.interval
+    losses = h * (step.first + np.arange(len(step.masses), dtype=np.float64))
+    # The order and the rates below are choices, for which blocks of losses at their means will do.
+    blocks = _blocks(step.first, len(losses))
+    sums: FloatArray = np.maximum(np.add.reduceat(step.masses, blocks), 1e-300)
+    means: FloatArray = np.add.reduceat(step.masses * losses, blocks) / sums
+
+    def excess(order: float) -> float:
+        """Log of Chernoff's bound on delta at the mean of the tilted composition, less log delta."""
+        weights, scale = _tilt(sums, means, order)
+        mean = float(weights @ means)
+        bound = steps * (scale - order * mean)
+        if weighted:
+            bound += max(steps * mean, 0.0)
+        return bound - math.log(delta)
+
+    below, order = 0.0, 1.0
+    while (unmet := excess(order) > 0.0) and order < 1e9:
+        below, order = order, 1.3 * order
+    if not unmet:
+        order = float(scipy.optimize.brentq(excess, below, order, rtol=1e-6))
+    weights, scale = _tilt(step.masses, losses, order)
+    mean = float(weights @ losses)
+    centre = steps * mean
+    stddev = math.sqrt(steps * float(weights @ (losses - mean) ** 2) + h * h)
+
+    def reach(sign: int) -> float:
+        """Distance from the centre beyond which less than _LOST of the tilted composition lies."""
+
+        def bound(masses: FloatArray, at: FloatArray, rate: float) -> float:
+            growth = _tilt(masses, at, order + rate)[1] - scale
+            return sign * ((steps * growth - math.log(_LOST)) / rate - centre)
+
+        rates = sign * np.geomspace(0.01, 20.0, 20) / stddev
+        rough = [bound(sums, means, rate) for rate in rates]
+        best = int(np.argmin(rough))
+        return min(bound(step.masses, losses, rate) for rate in rates[max(best - 1, 0) : best + 2])
+
+    low = math.floor((centre - reach(-1)) / h)
+    length = math.ceil((centre + reach(1)) / h) - low + 2
+    if length > _MOST_POINTS:
+        raise GridTooLongError(length / _MOST_POINTS)
+    length = scipy.fft.next_fast_len(length, real=True)
+    if len(weights) > length:
+        weights = np.bincount(np.arange(len(weights)) % length, weights).astype(np.float64)
+    spectrum = scipy.fft.rfft(weights, length)
+    # Of most frequencies nothing is left, and a power of a complex number is slow.
+    left = spectrum.real**2 + spectrum.imag**2 > math.exp(-100.0 / steps)
+    spectrum[left] **= steps
+    spectrum[~left] = 0.0
+    composed = scipy.fft.irfft(spectrum, length)
+    composed = np.roll(composed, (steps * step.first - low) % length)
+    lost = 2.0 * _LOST + steps * 2.0**-48
+    infinite = step.infinite_of(steps)
+    # tails[i] is the sum of tilted[j] exp(-order (j - i) h) over j > i, deltas[i] the same with a factor
+    # 1 - exp(-(j - i) h): recursions of positive terms, from the last to the first.
+    kept = math.exp(-order * h)
+    tails = scipy.signal.lfilter([0.0, kept], [1.0, -kept], np.maximum(composed[::-1], 0.0))
+    deltas = scipy.signal.lfilter([-math.expm1(-h)], [1.0, -kept * math.exp(-h)], tails)[::-1]
+    logs = steps * scale - order * h * (low + np.arange(length)) + np.log(deltas * ROUND_UP + lost)
+    return Curve(
+        interval=h,
+        low=low,
+        deltas=np.minimum(1.0, infinite + np.exp(np.minimum(logs, 0.0))),
+        top=steps * step.last,
+        infinite=infinite,
+    )
+
+
+def _replaced(removed: Curve, added: Curve, places: IntArray) -> FloatArray:
+    """Upper bounds on delta of a unit that is removed and another that is added, as `Curve.at`.
+
+    Notes
+    -----
+    The least of removed(e) + exp(e) added(epsilon - e) over many e; the first term falls and the second
+    rises, and each sum is a bound.
+    Source: privacy/README.md, "Subsampled Gaussian noise".
+    """
+    whole = places[:, None]
+    first = np.full_like(whole, removed.low)
+    last = np.clip(whole - added.low, removed.low, removed.high)
+    # And where no finite loss of one of them is left.
+    splits = np.hstack([np.full_like(whole, removed.top), whole - added.top, _between(first, last)])
+    best = np.ones((len(places), 1))
+    for _ in range(3):
+        growth = np.exp(np.minimum(splits * removed.interval, 700.0))
+        bounds = removed.at(splits) + growth * added.at(whole - splits)
+        least = np.argmin(bounds, axis=1)[:, None]
+        best = np.minimum(best, np.take_along_axis(bounds, least, axis=1))
+        middle = np.take_along_axis(splits, least, axis=1)
+        reach = (splits[:, -1:] - splits[:, -2:-1]) + 1
+        splits = _between(middle - reach, middle + reach)
+    return best[:, 0]
+
+
+def _between(first: IntArray, last: IntArray) -> IntArray:
+    """_SPLITS + 1 whole numbers from each `first` to its `last`."""
+    return first + (last - first) * np.arange(_SPLITS + 1) // _SPLITS
+
+
+def _crossing(bounds: Callable[[IntArray], FloatArray], interval: float, most: int, delta: float) -> float:
+    """Least epsilon, up to the multiple `most`, at which a falling curve is at most delta; or infinity.
+
+    Between two points of the grid the curve, which is convex in exp(epsilon), lies below its chord.
+    """
+
+    def bound(place: int) -> float:
+        return float(bounds(np.array([place]))[0])
+
+    if bound(0) <= delta:
+        return 0.0
+    if bound(most) > delta:
+        return math.inf
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(middle) <= delta else (middle, high)
+    share = (bound(low) - delta) / (bound(low) - bound(high))
+    return interval * low + math.log1p(share * math.expm1(interval))
+
+
+def pld_epsilon(
+    multiplier: float,
+    q: float,
+    steps: int,
+    delta: float,
+    relation: Relation,
+    interval: float,
+    directions: tuple[bool, ...] = (True, False),
+) -> float:
+    """Epsilon by privacy loss distributions on one grid, of a unit removed, added or both."""
+    replaced = relation is Relation.REPLACE_ONE
+    tail = -float(scipy.special.ndtri(delta * _NEGLIGIBLE[relation] / steps))
+    curves = []
+    for removed in directions:
+        step = _step_losses(multiplier, q, interval, tail, removed=removed)
+        curves.append(_compose(step, steps, delta, weighted=replaced and not removed))
+    if replaced:
+        one, other = curves[0], curves[-1]
+        return _crossing(partial(_replaced, one, other), interval, max(one.top + other.top, 0), delta)
+    return max(_crossing(curve.at, interval, max(curve.top, 0), delta) for curve in curves)
+
+
+def _whole_curve(
+    multiplier: float, q: float, steps: int, spare: float, interval: float, *, removed: bool
+) -> Curve:
+    """Bounds on delta from 1 down to `spare`: the least of some compositions, each exact on a part."""
+    tail = -float(scipy.special.ndtri(spare * _NEGLIGIBLE[Relation.REPLACE_ONE] / steps))
+    step = _step_losses(multiplier, q, interval, tail, removed=removed)
+    # exp(-z^2/2) bounds a normal distribution's tail, and a composition is exact to about z +- 4.
+    last = math.sqrt(-2.0 * math.log(spare))
+    quantiles = np.linspace(0.1, last, math.ceil(last / _NEXT_QUANTILE) + 1)
+    curves = [_compose(step, steps, float(delta)) for delta in np.exp(-0.5 * quantiles**2)]
+    places = np.arange(min(curve.low for curve in curves), max(curve.high for curve in curves) + 1)
+    deltas = np.minimum.reduce([curve.at(places) for curve in curves])
+    return Curve(interval, int(places[0]), deltas, curves[0].top, curves[0].infinite)
+
+
+def pld_mu(
+    multiplier: float, q: float, steps: int, spare: float, relation: Relation, interval: float
+) -> float:
+    """Mu by privacy loss distributions on one grid; infinity where none is found."""
+    removed, added = (
+        _whole_curve(multiplier, q, steps, spare, interval, removed=removed) for removed in (True, False)
+    )
+    if relation is Relation.REPLACE_ONE:
+        bounds: Callable[[IntArray], FloatArray] = partial(_replaced, removed, added)
+    else:
+
+        def bounds(places: IntArray) -> FloatArray:
+            return np.maximum(removed.at(places), added.at(places))
+
+    end = _crossing(bounds, interval, max(removed.top + added.top, 0), spare)
+    if not math.isfinite(end):
+        return math.inf
+    places = np.unique(np.linspace(0, math.ceil(end / interval) + 1, _CURVE_POINTS).astype(np.int64))
+    epsilons, deltas = interval * places, bounds(places)
+    middles = 0.5 * (epsilons[1:] + epsilons[:-1])
+
+    def dominates(mu: float) -> bool:
+        """Whether a test of Gaussians with its threshold in the middle is above, at both ends."""
+        own, other = (
+            scipy.special.log_ndtr(0.5 * mu - middles / mu),
+            scipy.special.log_ndtr(-0.5 * mu - middles / mu),
+        )
+        return all(
+            np.all(
+                deltas[ends]
+                <= spare + (1.0 - spare) * (np.exp(own) * (1.0 - _ERROR) - np.exp(epsilons[ends] + other))
+            )
+            for ends in (slice(0, -1), slice(1, None))
+        )
+
+    low, high = 0.0, exact_mu(multiplier, steps, relation)
+    if not dominates(high):
+        return math.inf
+    while high - low > 1e-4 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if dominates(middle) else (middle, high)
+    return high

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The guarantee of a run, as it is charged and reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pg_dpml.spec.relation import Relation
+
+__all__ = [
+    "Guarantee",
+]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-differential privacy under a relation.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        As charged and reported.
+    relation : Relation
+    unit : str or None
+        Column whose equal values are one unit of privacy; None: every row is one.
+    max_rows_per_unit : int
+        Rows used of a unit.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    unit: str | None = None
+    max_rows_per_unit: int = 1

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Checks of single values, each with an error that names the argument and its domain."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from pg_dpml.errors import SpecError
+from pg_dpml.names import did_you_mean
+from pg_dpml.spec.dates import parse_moment, seconds_since_epoch
+
+if sys.version_info >= (3, 11):
+    pass
+else:
+    pass
+
+__all__ = [
+    "as_bound",
+    "as_choice",
+    "as_flag",
+    "as_level",
+    "as_levels",
+    "as_number",
+    "as_table",
+    "require_between",
+    "require_bounds",
+    "require_known",
+    "require_name",
+    "require_text",
+    "require_whole",
+]
+
+LONGEST_LEVEL = 10_000
+"""Bytes of the longest level or class; longer text in a row is none of them."""
+
+
+def as_number(value: object, name: str) -> float | None:
+    """A finite float, or None; anything else is refused by name."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(f"{name} must be a number, not {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise SpecError(f"{name} must be finite, not {value!r}")
+    return number
+
+
+def require_between(value: object, name: str, least: float, most: float) -> None:
+    """Refuse anything but a number in [least, most]."""
+    number = as_number(value, name)
+    if number is None or not least <= number <= most:
+        raise SpecError(f"{name} must be in [{least:g}, {most:g}], not {value!r}")
+
+
+def as_bound(value: object, name: str) -> float | date | None:
+    """A finite float, a date or datetime (also as ISO text), or None."""
+    if isinstance(value, date):
+        return value
+    return parse_moment(value, name) if isinstance(value, str) else as_number(value, name)
+
+
+def require_whole(value: object, name: str, most: int) -> None:
+    """Refuse anything but a whole number from 1 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise SpecError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
+
+
+def as_choice(value: object, name: str, choices: Sequence[str]) -> str:
+    """One of the choices; anything else is refused, and the nearest one offered."""
+    if not isinstance(value, str) or value not in choices:
+        offer = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise SpecError(f"{name} must be one of {', '.join(choices)}, not {value!r}{offer}")
+    return value
+
+
+def as_flag(value: object, name: str) -> bool:
+    """True or False; anything else is refused."""
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def require_text(value: str, name: str) -> None:
+    """Refuse text that no database holds: a NUL, or half a pair of surrogates."""
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise SpecError(f"{name} must be text without NUL characters and lone surrogates, not {value!r}")
+
+
+def as_level(value: object, name: str) -> str:
+    """A category level or class as the text the server compares."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        require_text(value, name)
+    if isinstance(value, str) and len(value.encode()) > LONGEST_LEVEL:
+        raise SpecError(f"{name} must have values of at most {LONGEST_LEVEL} bytes")
+    if isinstance(value, str | int | float | date):
+        return str(value)
+    raise SpecError(f"{name} must be text, a number, a boolean or a date, not {value!r}")
+
+
+def as_levels(value: object, name: str, at_least: int) -> tuple[str, ...] | None:
+    """A list of different levels as texts, at least so many; or None."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise SpecError(f"{name} must be a list, not {value!r}")
+    levels = tuple(as_level(item, name) for item in value)
+    if len(levels) < at_least:
+        raise SpecError(f"{name} must list at least {at_least} different values")
+    if len(set(levels)) != len(levels):
+        twice = next(level for level in levels if levels.count(level) > 1)
+        raise SpecError(f"{name} must list different values, and {twice!r} only once")
+    return levels
+
+
+def require_bounds(lower: float | date | None, upper: float | date | None, name: str) -> None:
+    """Refuse bounds that are not both given, not of one kind, or not in order."""
+    if lower is None and upper is None:
+        return
+    if lower is None or upper is None:
+        raise SpecError(f"{name}: give both lower and upper, or neither")
+    if isinstance(lower, date) != isinstance(upper, date):
+        raise SpecError(f"{name}: lower and upper must be two numbers or two dates, not {lower} and {upper}")
+    least, most = (seconds_since_epoch(v) if isinstance(v, date) else v for v in (lower, upper))
+    if not least < most:
+        raise SpecError(f"{name}: lower must be below upper, not {lower} and {upper}")
+
+
+def require_known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> None:
+    """Refuse keys that are not among those allowed, and offer the nearest one."""
+    for key in given:
+        if key not in allowed:
+            offer = did_you_mean(str(key), allowed)
+            known = f"{offer} Known" if offer else "; known"
+            raise SpecError(f"{where}: unknown key {key!r}{known} are {', '.join(allowed)}")
+
+
+def require_name(value: object, name: str) -> None:
+    """Refuse anything but the name of a column."""
+    if not isinstance(value, str):
+        raise SpecError(f"{name} must be the name of a column, not {value!r}")
+    require_text(value, name)
+
+
+def as_table(value: object, where: str) -> Mapping[str, Any]:
+    """A table of keys; anything else is refused."""
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where} must be a table of keys, not {value!r}")
+    return value
