@@ -371,9 +371,9 @@ def test_noise_of_a_certified_run(relation: Relation, delta: float | None) -> No
 
 
 def test_classes_and_units_count_as_in_sgd() -> None:
-    one = plan(dataclasses.replace(ADULT, n_rows=900), lambda_=0.1).noise.sensitivity
+    one = plan(dataclasses.replace(ADULT, n_units=900), lambda_=0.1).noise.sensitivity
     joint = plan(Problem(900, 5, 4, "multiclass"), loss="logistic", lambda_=0.1).noise.sensitivity
-    units = plan(dataclasses.replace(ADULT, n_rows=900, unit="id", max_rows_per_unit=3), lambda_=0.1)
+    units = plan(dataclasses.replace(ADULT, n_units=900, unit="id", max_rows_per_unit=3), lambda_=0.1)
     assert joint == pytest.approx(2.0 * one)
     assert units.noise.sensitivity == pytest.approx(3.0 * one)
     assert units.work.objective.smoothness == 3 * 0.25 + 0.1

@@ -81,7 +81,7 @@ def test_folder_keeps_the_data_and_is_used_by_one(folder: Path) -> None:
 @pytest.mark.slow
 def test_server_left_behind_is_replaced(folder: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from pg_dpml.embedded import EmbeddedServer\n"
+        "import os, sys; from pathlib import Path; from pg_dpml.server.embedded import EmbeddedServer\n"
         "EmbeddedServer(Path(sys.argv[1])).start(); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", script, folder], check=False).returncode == 9

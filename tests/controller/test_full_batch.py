@@ -67,7 +67,7 @@ def test_all_releases_together_have_the_run_s_mu(method: str, loss: str, relatio
             squares += mu_of(noise.moments) ** 2
         assert squares <= noise.mu**2
         assert squares == pytest.approx(noise.mu**2, rel=1e-9)
-        claimed = privacy.delta_for(problem.n_rows)
+        claimed = privacy.delta_for(problem.n_units)
         numbers = work.steps * noise.n_weights
         if method == "whitened-dp-gd":  # counted before the steps are
             most_steps = full_batch.WHITENED_STEPS[1]
@@ -104,7 +104,7 @@ def test_sensitivities(method: str, loss: str, problem: Problem, bound: float) -
 def test_the_recipe_on_adult() -> None:
     """The numbers of the recipe, written out for one problem."""
     work, noise, _ = parts(descend())
-    n, d = ADULT.n_rows, ADULT.n_features
+    n, d = ADULT.n_units, ADULT.n_features
     mu = gaussian.gaussian_mu(0.1, 1 / n**2)
     stddev = math.sqrt(2) / (n * math.sqrt(0.1) * mu)
     assert work.steps == 10
@@ -125,8 +125,8 @@ def test_the_recipe_on_adult() -> None:
 
 
 def test_many_rows_take_fewer_steps_of_more_momentum() -> None:
-    def steps(n_rows: int, epsilon: float, passes: int | None = None) -> tuple[int, float]:
-        problem = dataclasses.replace(COVERTYPE, n_rows=n_rows)
+    def steps(n_units: int, epsilon: float, passes: int | None = None) -> tuple[int, float]:
+        problem = dataclasses.replace(COVERTYPE, n_units=n_units)
         work = parts(descend(problem, PrivacySpec(epsilon, 1e-11), passes=passes))[0]
         longest = (1 + work.momentum) / (1 - work.momentum) * work.steps * problem.n_features / 0.75
         assert work.tau <= longest * (1 + 1e-9)
@@ -140,7 +140,7 @@ def test_many_rows_take_fewer_steps_of_more_momentum() -> None:
 
 def test_the_recipe_without_whitening() -> None:
     for loss, problem in PROBLEMS.items():
-        n, mu = problem.n_rows, gaussian.gaussian_mu(0.1, 1 / problem.n_rows**2)
+        n, mu = problem.n_units, gaussian.gaussian_mu(0.1, 1 / problem.n_units**2)
         work, noise, gradient = parts(descend(problem, method="dp-gd", loss=loss))
         budget = n * mu / gradient.sensitivity
         length = {"binary": 2 * budget, "multiclass": budget, "regression": budget**0.75}[problem.task]
@@ -152,7 +152,7 @@ def test_the_recipe_without_whitening() -> None:
 
 
 def test_units_divide_the_steps_budget_and_the_longest_step() -> None:
-    units = dataclasses.replace(ADULT, unit="id", max_rows_per_unit=4, n_rows=4 * ADULT.n_rows)
+    units = dataclasses.replace(ADULT, unit="id", max_rows_per_unit=4, n_units=4 * ADULT.n_units)
     privacy = PrivacySpec(0.1, 1e-10)
     one, several = parts(descend(privacy=privacy))[0], parts(descend(units, privacy))[0]
     assert several.steps == one.steps
@@ -176,7 +176,7 @@ def test_options_of_dp_gd() -> None:
     assert work.step_size() == pytest.approx(0.5)
     assert (work.steps, work.average_from, work.lambda_) == (20, 0, 0.01)
     assert gradient.sensitivity == 0.5
-    n_mu = ADULT.n_rows * noise.mu
+    n_mu = ADULT.n_units * noise.mu
     assert noise.score_stddev == pytest.approx(0.5 * 20 * gradient.sensitivity / n_mu)
     averaged = parts(descend(method="dp-gd", average="tail", tail=0.5))[0]
     assert averaged.average_from == 31
@@ -214,7 +214,7 @@ def test_moments_are_released_as_one_vector_of_their_frobenius_norm() -> None:
     half = rng.normal(size=(d, d))
     xx, xy = half + half.T, rng.normal(size=d)
     noise = composed.calibrate_moments(
-        relation=Relation.REPLACE_ONE, max_rows_per_unit=1, labels=True, mu=1.0, n_rows=100, n_features=d
+        relation=Relation.REPLACE_ONE, max_rows_per_unit=1, labels=True, mu=1.0, n_units=100, n_features=d
     )
     assert noise.sensitivity == pytest.approx(math.sqrt(4.5))
     assert noise.n_weights == d * (d + 1) // 2 + d
@@ -283,7 +283,7 @@ def test_the_floor_of_delta_counts_every_number_drawn() -> None:
 @pytest.mark.parametrize("n", [0, 1, 2])
 @pytest.mark.parametrize("loss", PROBLEMS)
 def test_tiny_tables_have_a_plan(loss: str, n: int) -> None:
-    problem = dataclasses.replace(PROBLEMS[loss], n_rows=n)
+    problem = dataclasses.replace(PROBLEMS[loss], n_units=n)
     for method in ("whitened-dp-gd", "dp-gd"):
         plan = descend(problem, method=method, loss=loss)
         work, noise, gradient = parts(plan)
@@ -299,7 +299,7 @@ CHOICES = [
     (ADULT, "whitened-dp-gd", "most accurate"),
     (COVERTYPE, "whitened-dp-gd", "most accurate"),
     (CALIFORNIA, "whitened-dp-gd", "most accurate"),
-    (dataclasses.replace(CALIFORNIA, n_rows=10**7), "sufficient-statistics", "100 d"),
+    (dataclasses.replace(CALIFORNIA, n_units=10**7), "sufficient-statistics", "100 d"),
     (dataclasses.replace(ADULT, n_features=2501), "dp-gd", "2,500 features"),
 ]
 

@@ -56,7 +56,7 @@ def test_passes_of_scs13_compose_exactly(batch_size: int, passes: int, relation:
     assert wanted * (1.0 - 1e-3) <= mu <= wanted
     mu = math.sqrt(passes) * noise.calibrated_sensitivity / noise.scale
     assert gaussian.gaussian_delta(0.5, mu) <= 1e-8
-    assert noise.steps == sgd.steps(ADULT.n_rows, passes) == passes * math.ceil(39_118 / batch_size)
+    assert noise.steps == sgd.steps(ADULT.n_units, passes) == passes * math.ceil(39_118 / batch_size)
 
 
 @pytest.mark.parametrize("passes", [1, 7])
@@ -124,7 +124,7 @@ def test_poisson_noise_gives_the_guarantee(method: str, relation: Relation) -> N
     for problem in (ADULT, MNIST, HOUSES):
         privacy = PrivacySpec(0.7, 1e-9, relation)
         _, sgd, noise = planned(method, problem, privacy)
-        assert sgd.sampling == noise.sampling == sgd.batch_size / problem.n_rows
+        assert sgd.sampling == noise.sampling == sgd.batch_size / problem.n_units
         bound = noise.sensitivity / relation.gradient_change(1.0)
         room = noise.calibrated_sensitivity / noise.sensitivity
         assert 1.0 < room < 1.01
@@ -136,7 +136,7 @@ def test_poisson_noise_gives_the_guarantee(method: str, relation: Relation) -> N
 
 
 def test_every_unit_in_every_batch_composes_exactly() -> None:
-    _, sgd, noise = planned("dp-sgd", batch_size=ADULT.n_rows, passes=30, privacy=PrivacySpec(0.5, 1e-8))
+    _, sgd, noise = planned("dp-sgd", batch_size=ADULT.n_units, passes=30, privacy=PrivacySpec(0.5, 1e-8))
     assert (sgd.sampling, noise.accountant, noise.steps) == (1.0, "exact", 30)
     mu = math.sqrt(30) * noise.sensitivity / noise.scale
     assert mu == pytest.approx(gaussian.gaussian_mu(0.5, 1e-8), rel=1e-2)
@@ -166,7 +166,7 @@ def test_schedules_of_dp_sgd() -> None:
     privacy = PrivacySpec(0.02)
     _, constant, _ = planned("dp-sgd", privacy=privacy)
     _, slowing, _ = planned("dp-sgd", privacy=privacy, schedule="inverse_sqrt")
-    steps = constant.steps(ADULT.n_rows, 10)
+    steps = constant.steps(ADULT.n_units, 10)
     lengths = [sum(sgd.schedule.step(t) for t in range(1, steps + 1)) for sgd in (constant, slowing)]
     assert lengths[1] == pytest.approx(lengths[0], rel=0.02)
     _, sgd, _ = planned("dp-sgd", schedule="strongly_convex", lambda_=0.1)
@@ -217,20 +217,20 @@ def test_more_privacy_is_more_noise(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("n_rows", [0, 1, 7, 49, 51, 10**9])
-def test_any_number_of_rows(method: str, n_rows: int) -> None:
-    decided, sgd, noise = planned(method, Problem(n_rows, 5, 1, "binary"), PrivacySpec(1.0, 1e-3))
-    assert noise.steps == sgd.steps(n_rows, sgd.passes)
-    assert (sgd.noise is None) == (noise.scale == 0.0) == (n_rows == 0)
+@pytest.mark.parametrize("n_units", [0, 1, 7, 49, 51, 10**9])
+def test_any_number_of_rows(method: str, n_units: int) -> None:
+    decided, sgd, noise = planned(method, Problem(n_units, 5, 1, "binary"), PrivacySpec(1.0, 1e-3))
+    assert noise.steps == sgd.steps(n_units, sgd.passes)
+    assert (sgd.noise is None) == (noise.scale == 0.0) == (n_units == 0)
     assert math.isfinite(noise.score_stddev)
     assert report.plan_text(decided)
 
 
 @pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
-@pytest.mark.parametrize("n_rows", [2, 5, 10, 20, 100])
-def test_few_rows_and_a_small_epsilon(method: str, n_rows: int) -> None:
+@pytest.mark.parametrize("n_units", [2, 5, 10, 20, 100])
+def test_few_rows_and_a_small_epsilon(method: str, n_units: int) -> None:
     for epsilon in (1e-3, 0.05):
-        _, _, noise = planned(method, Problem(n_rows, 20, 1, "binary"), PrivacySpec(epsilon))
+        _, _, noise = planned(method, Problem(n_units, 20, 1, "binary"), PrivacySpec(epsilon))
         assert noise.scale > 0.0
 
 

@@ -56,7 +56,7 @@ def brute_force(plan: Any) -> float:
     step = oracles.schedule(
         sgd.schedule.kind,
         step_size=sgd.schedule.step_size,
-        offset=problem.n_rows**sgd.exponent,
+        offset=problem.n_units**sgd.exponent,
         lambda_=sgd.lambda_,
         max_step=1.0 / (smoothness[kind] + sgd.lambda_),
     )
@@ -65,7 +65,7 @@ def brute_force(plan: Any) -> float:
         smoothness=smoothness[kind],
         lambda_=sgd.lambda_,
         gradient_change=change,
-        n_rows=problem.n_rows,
+        n_rows=problem.n_units,
         passes=sgd.passes,
         batch_size=sgd.batch_size,
         average_from=sgd.average_from,
@@ -184,7 +184,7 @@ def test_strongly_convex_steps_need_a_regulariser(lambda_: float | None) -> None
 
 
 def test_defaults_come_from_public_numbers_alone() -> None:
-    public = ["n_rows", "n_features", "n_outputs", "task", "unit", "max_rows_per_unit", "budget"]
+    public = ["n_units", "n_features", "n_outputs", "task", "unit", "max_rows_per_unit", "budget"]
     assert [field.name for field in dataclasses.fields(Problem)] == public
     assert [field.name for field in dataclasses.fields(Accounting)] == ["rule", "relation"]
     assert list(inspect.signature(bolt_on.plan).parameters) == ["problem", "privacy", "spec"]

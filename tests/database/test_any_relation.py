@@ -119,8 +119,8 @@ def test_temporary_tables(connection: psycopg.Connection, database: str) -> None
     with engine.begin() as opened:
         opened.execute(sa.text(f"CREATE TEMP TABLE own AS {ROWS}"))
     data = DataSpec("own", YES, (X,))
-    assert pg_dpml.plan(engine, data, PRIVACY).problem.n_rows == 30
-    assert pg_dpml.train(engine, data, None, TrainSpec(method="lbfgs"), name="own").plan.problem.n_rows == 30
+    assert pg_dpml.plan(engine, data, PRIVACY).problem.n_units == 30
+    assert pg_dpml.train(engine, data, None, TrainSpec(method="lbfgs"), name="own").plan.problem.n_units == 30
     connection.execute("DELETE FROM dpml.models WHERE name = 'own'")
     with pytest.raises(SpecError, match="has two at once"):
         run(connection, data, engine)

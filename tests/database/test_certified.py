@@ -199,7 +199,7 @@ def test_units_of_several_rows(database: str, connection: psycopg.Connection, sp
     data = people.spec(table="visits", unit="who", max_rows_per_unit=3)
     result = pg_dpml.train(database, data, PRIVACY, TrainSpec(method="bolt-on", lambda_=LAMBDA), name="m")
     work: Any = result.plan.work
-    assert (result.plan.problem.n_rows, len(spy.y)) == (N // 4, N // 4 * 3)
+    assert (result.plan.problem.n_units, len(spy.y)) == (N // 4, N // 4 * 3)
     found = oracle_gradient(spy, spy.without_noise, work.loss, LAMBDA, N // 4)
     assert np.linalg.norm(found) <= work.gradient_norm
     connection.execute("DROP TABLE visits")

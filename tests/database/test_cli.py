@@ -150,7 +150,7 @@ def test_json(dpml: Dpml, spec: str, connection: psycopg.Connection) -> None:
     options = ("--epsilon", "0.5", "--delta", "0", "--relation", "add_remove", "--format", "json")
     planned = parsed(dpml("plan", spec, *options))
     assert "bolt-on" in [method["method"] for method in planned.pop("methods")]
-    assert (planned["epsilon"], planned["relation"], planned["n_rows"]) == (0.5, "add_remove", N)
+    assert (planned["epsilon"], planned["relation"], planned["n_units"]) == (0.5, "add_remove", N)
     assert planned["noise"]["kind"] == "k-norm"
 
     trained = parsed(dpml("train", spec, *options, "--name", "m"))
@@ -191,8 +191,8 @@ def test_tuning(dpml: Dpml, spec: str, tmp_path: Path, connection: psycopg.Conne
     assert tuned.stdout.count("errors  lambda = ") == 2
     record = parsed(dpml("tune", spec, *options, "--name", "m3", "--format", "json"))
     assert record["chosen"] in record["candidates"] == [{"lambda": 0.01}, {"lambda": 0.0}]
-    assert (record["n_rows"], record["portions"]) == (N, [100] * 3)
-    assert record["plan"]["n_rows"] == 100
+    assert (record["n_units"], record["portions"]) == (N, [100] * 3)
+    assert record["plan"]["n_units"] == 100
     assert record["charge"] == scalar(connection, "SELECT max(id) FROM dpml.ledger")
     record = parsed(
         dpml("tune", spec, *options, "--public-table", "known", "--name", "m4", "--format", "json")

@@ -162,7 +162,7 @@ def recipe(spy: Spy, plan: Any, clip: float, kind: str) -> FloatArray:
     """The released weights, by the recipe in numpy from the rows and the noise that the spy saw."""
     assert spy.before is not None
     x, y, blocks = spy.before
-    n, m, d = plan.problem.n_rows, plan.problem.max_rows_per_unit, x.shape[1]
+    n, m, d = plan.problem.n_units, plan.problem.max_rows_per_unit, x.shape[1]
     outputs, h = plan.problem.n_outputs, plan.work.loss.huber_h
     noise = spy.noise()
     double = 2.0 if plan.guarantee.relation is Relation.REPLACE_ONE else 1.0
@@ -345,7 +345,7 @@ def visits(**changes: Any) -> DataSpec:
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd"])
 def test_units(database: str, spy: Spy, method: str) -> None:
     result = pg_dpml.train(database, visits(), GENEROUS, TrainSpec(method=method), name="m")
-    assert result.plan.problem.n_rows == 60
+    assert result.plan.problem.n_units == 60
     assert spy.before is not None
     assert len(spy.before[0]) == 60 * 15
     assert len(spy.before[2]) > 1

@@ -689,12 +689,12 @@ def test_row_security_is_refused_wherever_it_hides(database: str, connection: ps
                 pg_dpml.evaluate(dsn, "m", table, privacy=PRIVACY, definition_is_public=True)
         for table in ("kept", "parted"):
             data = people.spec(table=table, definition_is_public=True)
-            assert pg_dpml.plan(dsn, data, PRIVACY, BOLT_ON).problem.n_rows == N
+            assert pg_dpml.plan(dsn, data, PRIVACY, BOLT_ON).problem.n_units == N
     # in a filter, where it would hide rows of the role that asks
     data = people.spec(where="id IN (SELECT id FROM wards)", definition_is_public=True)
     with pytest.raises(pg_dpml.GuaranteeError, match=r'policy for table "wards".*copy them into a table'):
         pg_dpml.train(as_role(database, "carol"), data, PRIVACY, BOLT_ON, name="x")
-    assert pg_dpml.plan(database, data, PRIVACY, BOLT_ON).problem.n_rows == N
+    assert pg_dpml.plan(database, data, PRIVACY, BOLT_ON).problem.n_units == N
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == before
     connection.execute(
         "DROP VIEW walked; DROP FUNCTION walk; DROP VIEW asked, shown; DROP MATERIALIZED VIEW kept; "
@@ -711,7 +711,7 @@ def test_an_analyst_plans_and_predicts_and_no_more(database: str, connection: ps
     train(database, "m", owner="ann")
     connection.execute("CREATE SCHEMA desk; GRANT USAGE, CREATE ON SCHEMA desk TO ann")
     known = people.spec(table="known")
-    assert pg_dpml.plan(ann, known, PRIVACY).problem.n_rows == N
+    assert pg_dpml.plan(ann, known, PRIVACY).problem.n_units == N
     assert pg_dpml.predict(ann, "m", "known", id_column="id", into="desk.predicted") == N
     assert pg_dpml.evaluate(ann, "m", "known", public=True).n_rows > 0
     with pytest.raises(pg_dpml.SpecError, match=r'table people: it takes GRANT SELECT ON "people" TO "ann"'):

@@ -334,7 +334,7 @@ def test_what_is_stored(database: str, connection: psycopg.Connection) -> None:
     np.testing.assert_array_equal(stored[6], result.model.weights)
     assert stored[7] == people.N_FEATURES
     assert (stored[8]["epsilon"], stored[8]["delta"], stored[8]["relation"]) == (1.0, 1e-6, "replace_one")
-    assert (stored[9]["n_rows"], stored[9]["passes"]) == (N, 2)
+    assert (stored[9]["n_units"], stored[9]["passes"]) == (N, 2)
     assert len(stored[9]["features"]) == people.N_FEATURES
     assert stored[10] == charge == result.model.charge
 
@@ -384,7 +384,7 @@ def test_tiny_tables(
         )
         assert np.all(np.isfinite(result.model.weights))
         assert np.any(result.model.weights != 0.0) == (n > 0)
-        assert result.plan.problem.n_rows == n
+        assert result.plan.problem.n_units == n
     assert len(ledger(connection)) == 2
     training = TrainSpec(method="noiseless", passes=2)
     pg_dpml.train(database, people.spec(task, "tiny"), None, training, name="plain")
@@ -424,7 +424,7 @@ def test_a_failed_run_stays_charged_and_quotes_nothing(
 ) -> None:
     columns = (*people.FEATURES, Column("code", lower=0, upper=1))
     data = people.spec(table=poisoned, columns=columns, definition_is_public=True)
-    assert pg_dpml.plan(database, data, PRIVACY).problem.n_rows == N  # a plan reads no row
+    assert pg_dpml.plan(database, data, PRIVACY).problem.n_units == N  # a plan reads no row
     assert ledger(connection) == []
     with pytest.raises(RunFailedError) as failure:
         pg_dpml.train(database, data, PRIVACY, name="m")
@@ -574,7 +574,7 @@ def test_rows_are_counted_charged_and_packed_in_one_snapshot(
         result = pg_dpml.train(database, people.spec(), PRIVACY, name="m")
     finally:
         connection.execute("TRUNCATE people; INSERT INTO people TABLE kept; DROP TABLE kept")
-    assert result.model.training["n_rows"] == N
+    assert result.model.training["n_units"] == N
     assert [len(read) for read in packed] == [N]
     assert len(ledger(connection)) == 1
 
@@ -621,14 +621,14 @@ def test_every_run_on_a_busy_table_succeeds(database: str, connection: psycopg.C
             trained = pg_dpml.train(
                 database, data, PRIVACY, TrainSpec(method="dp-gd", passes=2), name=f"m{i}"
             )
-            counts.append(trained.model.training["n_rows"])
+            counts.append(trained.model.training["n_units"])
         tuned = pg_dpml.tune(
             database, data, PRIVACY, Grid({"passes": [1, 2]}, TrainSpec(method="dp-gd")), name="tuned"
         )
-        counts.append(tuned.n_rows)
+        counts.append(tuned.n_units)
         counts.append(pg_dpml.evaluate(database, "m0", "busy", privacy=PRIVACY).n_rows)
         counts.append(
-            pg_dpml.train(database, data, None, TrainSpec(method="lbfgs"), name="b").plan.problem.n_rows
+            pg_dpml.train(database, data, None, TrainSpec(method="lbfgs"), name="b").plan.problem.n_units
         )
         assert churn.rounds > len(counts)
     assert len(set(counts)) > 1
@@ -683,7 +683,7 @@ def test_an_engine_that_lends_one_connection_costs_nothing(
     assert ledger(connection) == []
     lbfgs = TrainSpec(method="lbfgs")
     assert pg_dpml.train(engine, people.spec(), None, lbfgs, name="m").model.name == "m"
-    assert pg_dpml.plan(engine, people.spec(), PRIVACY).problem.n_rows == N
+    assert pg_dpml.plan(engine, people.spec(), PRIVACY).problem.n_units == N
     engine.dispose()
 
 
@@ -824,7 +824,7 @@ def test_views_need_the_owners_word(database: str, connection: psycopg.Connectio
     assert ledger(connection) == []
     data = people.spec(table="adults", definition_is_public=True)
     n_rows = scalar(connection, "SELECT count(*) FROM adults")
-    assert pg_dpml.train(database, data, PRIVACY, name="m").plan.problem.n_rows == n_rows
+    assert pg_dpml.train(database, data, PRIVACY, name="m").plan.problem.n_units == n_rows
     connection.execute(f"DROP {kind} adults".encode())
 
 
@@ -834,7 +834,7 @@ def test_filters(database: str, connection: psycopg.Connection, spy: Spy, condit
     counted = connection.execute(f"SELECT count(*) FROM people AS t WHERE {condition}".encode()).fetchone()
     assert counted is not None
     n_rows = counted[0]
-    assert pg_dpml.plan(database, data, PRIVACY).problem.n_rows == n_rows
+    assert pg_dpml.plan(database, data, PRIVACY).problem.n_units == n_rows
     pg_dpml.train(database, data, PRIVACY, name="m")
     assert len(spy.orders[0][0]) == n_rows < N
 

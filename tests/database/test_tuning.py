@@ -249,7 +249,7 @@ def test_the_good_candidate_is_chosen_and_charged_once(
     assert result.chosen == 1
     assert result.sizes == (225, 225, 225, 225)
     assert result.public is None
-    assert result.trained.plan.problem.n_rows == 225
+    assert result.trained.plan.problem.n_units == 225
     ((charge, *entry),) = ledger(connection)
     assert entry[:-1] == ["public.people", "m", "tune", Decimal(50), Decimal("0.001"), "replace_one", N]
     assert entry[-1]["portions"] == [225] * 4
@@ -263,7 +263,7 @@ def test_the_good_candidate_is_chosen_and_charged_once(
     assert (name, of) == ("m", charge)
     np.testing.assert_array_equal(weights, result.trained.model.weights)
     assert (privacy["epsilon"], privacy["delta"]) == (50.0, 1e-3)
-    assert training["n_rows"] == 225
+    assert training["n_units"] == 225
     assert training["tuning"] == {
         "candidates": [{"radius": BAD}, {"radius": 1e3}, {"radius": 2 * BAD}],
         "chosen": {"radius": 1e3},
@@ -289,7 +289,7 @@ def test_units_are_dealt_out_whole(
     monkeypatch.setattr(selection, "choose", look)
     privacy = PrivacySpec(50.0, 1e-3, relation)
     result = pg_dpml.tune(database, visits(), privacy, GRID, name="m")
-    assert (result.n_rows, result.sizes) == (PATIENTS, (52, 51, 51, 51))
+    assert (result.n_units, result.sizes) == (PATIENTS, (52, 51, 51, 51))
     ((errors, spread, epsilon),) = seen
     assert spread == (8 if relation is Relation.REPLACE_ONE else 4)
     assert epsilon == 50.0
@@ -317,7 +317,7 @@ def test_each_candidate_has_its_own_rows_and_full_privacy(
     monkeypatch.setattr(TUNING, "run_method", look)
     grid = Grid({"passes": [1, 2, 3, 4, 5, 6]}, TrainSpec(method="bolt-on", fresh_order=True))
     pg_dpml.tune(database, people.spec(), PrivacySpec(1.0), grid, name="m")
-    assert blocks == [129, 129, 129, 129, 128, 128] == [plan.problem.n_rows for plan in plans]
+    assert blocks == [129, 129, 129, 129, 128, 128] == [plan.problem.n_units for plan in plans]
     assert [plan.work.passes for plan in plans] == [1, 2, 3, 4, 5, 6]
     # the default delta is that of the whole table
     assert {(plan.guarantee.epsilon, plan.guarantee.delta) for plan in plans if plan.guarantee} == {
@@ -442,7 +442,7 @@ def test_rows_that_come_after_the_count_are_of_the_next_run(
         tuned = pg_dpml.tune(database, people.spec(), PRIVACY, GRID, name="m")
     finally:
         connection.execute("DELETE FROM people WHERE id = 1000000")
-    assert (tuned.n_rows, sum(tuned.sizes)) == (n_rows, n_rows)
+    assert (tuned.n_units, sum(tuned.sizes)) == (n_rows, n_rows)
     assert len(ledger(connection)) == 1
 
 
@@ -462,7 +462,7 @@ def test_tuning_on_a_public_table_is_free(database: str, connection: psycopg.Con
         public_table="known",
         progress=lambda phase, done, total: phases.append(phase),
     )
-    assert (result.chosen, result.sizes, result.n_rows) == (1, (), N)
+    assert (result.chosen, result.sizes, result.n_units) == (1, (), N)
     assert result.public is not None
     assert (result.public.table, result.public.n_trained, result.public.n_scored) == (
         "public.known",
@@ -470,7 +470,7 @@ def test_tuning_on_a_public_table_is_free(database: str, connection: psycopg.Con
         133,
     )
     assert min(result.public.errors) == result.public.errors[1]
-    assert result.trained.plan.problem.n_rows == N
+    assert result.trained.plan.problem.n_units == N
     assert {"pack", "candidate", "pass"} <= set(phases)
     (entry,) = ledger(connection)
     assert entry[1:4] == ("public.people", "m", "bolt-on")

@@ -99,7 +99,7 @@ def test_training_by_unit(
     data = spec(unit="patient", max_rows_per_unit=6)
     training = TrainSpec(method="bolt-on", passes=3, batch_size=batch_size, fresh_order=fresh_order)
     result = pg_dpml.train(database, data, PRIVACY, training, name=name)
-    assert result.plan.problem.n_rows == 205
+    assert result.plan.problem.n_units == 205
     assert result.plan.guarantee is not None
     assert result.plan.guarantee.unit == "patient"
     assert result.model.privacy["unit"] == "patient"

@@ -38,7 +38,7 @@ def answer(plan: Plan, blocks: list[bytes], start: FloatArray) -> FloatArray:
     work, _ = parts(plan)
     job: Any = KernelJob(plan, blocks)
     options = loss_options(work.loss) | {"losses": False}
-    n, lambda_ = plan.problem.n_rows, work.objective.lambda_
+    n, lambda_ = plan.problem.n_units, work.objective.lambda_
 
     def gradient(weights: FloatArray) -> FloatArray:
         found: FloatArray = job.blocks.gradient(weights, options).gradient / n + lambda_ * weights

@@ -416,7 +416,7 @@ def random_case(rng: np.random.Generator, method: str) -> Case:
     planner: Any = sufficient_statistics if method == "sufficient-statistics" else full_batch
     plan = planner.plan(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(**training))
     bound = m * row_bound(problem, loss, training.get("clip"))
-    claimed = delta if delta is not None else 1.0 / max(problem.n_rows, 2) ** 2
+    claimed = delta if delta is not None else 1.0 / max(problem.n_units, 2) ** 2
     return Case(plan, epsilon, claimed, relation, min(bound, unit_clip or math.inf))
 
 
@@ -455,7 +455,7 @@ def test_plans_computed_again(method: str) -> None:
             problem.max_rows_per_unit,
         )
         double = 2.0 if case.relation is Relation.REPLACE_ONE else 1.0
-        n, m, d = problem.n_rows, problem.max_rows_per_unit, problem.n_features
+        n, m, d = problem.n_units, problem.max_rows_per_unit, problem.n_features
         # a fold of compensated sums takes up to 2048 rows; both neighbours' sums are rounded
         plain = 2.0**-52 * min(n * m, 2048)
         mu = gaussian_mu(case.epsilon, case.delta)
@@ -539,7 +539,7 @@ def test_rounding_of_sums_is_within_its_allowance() -> None:
     above = np.triu_indices(d)
     exact = exact_sum(x[:, above[0]] * x[:, above[1]])
     wanted = composed.calibrate_moments(
-        relation=Relation.ADD_REMOVE, max_rows_per_unit=1, labels=True, mu=1.0, n_rows=n, n_features=d
+        relation=Relation.ADD_REMOVE, max_rows_per_unit=1, labels=True, mu=1.0, n_units=n, n_features=d
     )
     allowance = wanted.calibrated_sensitivity - wanted.sensitivity - wanted.grid * math.sqrt(wanted.n_weights)
     assert np.linalg.norm((sums.xx - exact) * np.where(above[0] == above[1], 1.0, math.sqrt(2.0))) <= (

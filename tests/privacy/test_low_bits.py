@@ -126,7 +126,7 @@ def test_guesses_at_a_tiny_epsilon() -> None:
             max_rows_per_unit=1,
             labels=False,
             mu=1e-3,
-            n_rows=32_561,
+            n_units=32_561,
             n_features=107,
         )
     )

@@ -415,7 +415,7 @@ MUTANTS = [
     Mutant(
         "rounding-of-one-row",
         METHODS,
-        "batch_rows=min(batch_size, problem.n_rows) * problem.max_rows_per_unit,",
+        "batch_rows=min(batch_size, problem.n_units) * problem.max_rows_per_unit,",
         "batch_rows=1,",
         f"{TEST_CALIBRATION}::test_head_room_of_shuffled_passes",
     ),
@@ -628,8 +628,8 @@ MUTANTS = [
     Mutant(
         "certified-answers-taken-for-minimisers",
         METHODS,
-        "gradient_change / n_rows + 2.0 * self.gradient_norm",
-        "gradient_change / n_rows + 0.0 * self.gradient_norm",
+        "gradient_change / n_units + 2.0 * self.gradient_norm",
+        "gradient_change / n_units + 0.0 * self.gradient_norm",
         f"{TEST_CERTIFIED}::test_noise_of_a_certified_run",
     ),
     Mutant(

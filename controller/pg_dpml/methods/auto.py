@@ -42,7 +42,7 @@ def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
     GuaranteeError
         If no method can give the guarantee.
     """
-    delta = privacy.delta_for(problem.n_rows)
+    delta = privacy.delta_for(problem.n_units)
     if delta == 0.0:
         reason = "of bolt-on and scs13, whose noise needs no delta, bolt-on adds far less"
         return _choose(problem, privacy, spec, "bolt-on", reason)
@@ -52,7 +52,7 @@ def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
         return _choose(problem, privacy, spec, "dp-gd", reason)
     if problem.task == "regression":
         needed = STATISTICS_BUDGET * d**2
-        budget = problem.n_rows * gaussian.gaussian_mu(privacy.epsilon, delta) / problem.max_rows_per_unit
+        budget = problem.n_units * gaussian.gaussian_mu(privacy.epsilon, delta) / problem.max_rows_per_unit
         if budget >= needed:
             reason = (
                 f"n mu = {budget:,.0f} is at least {STATISTICS_BUDGET:g} d^2 = {needed:,.0f}, enough for one "

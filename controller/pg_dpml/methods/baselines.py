@@ -53,9 +53,9 @@ class Lbfgs:
         """The loss that is minimised."""
         return self.objective.loss
 
-    def record(self, n_rows: int) -> dict[str, Any]:
+    def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
-        return {"options": self.objective.record(n_rows), "tolerance": self.tolerance}
+        return {"options": self.objective.record(n_units), "tolerance": self.tolerance}
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""

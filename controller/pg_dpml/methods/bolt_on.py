@@ -75,14 +75,14 @@ def _gradient_change(problem: Problem, privacy: PrivacySpec, loss: Loss) -> floa
 
 
 def _choose_noise(problem: Problem, privacy: PrivacySpec) -> NoiseChoice:
-    n_rows = problem.n_rows
+    n_units = problem.n_units
     return choose_noise(
         problem.budget,
         privacy.epsilon,
-        privacy.delta_for(n_rows),
+        privacy.delta_for(n_units),
         problem.n_weights,
         privacy.relation,
-        usual_delta=replace(privacy, delta=None).delta_for(n_rows),
+        usual_delta=replace(privacy, delta=None).delta_for(n_units),
     )
 
 
@@ -90,9 +90,9 @@ def _step_budget(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
     """Total step length tau at lambda = 0."""
     change = _gradient_change(problem, privacy, loss)
     kind = _choose_noise(problem, privacy).kind
-    mu = knorm.best_mu(privacy.epsilon, privacy.delta_for(problem.n_rows), problem.n_weights, kind)
+    mu = knorm.best_mu(privacy.epsilon, privacy.delta_for(problem.n_units), problem.n_weights, kind)
     # finite for every clip, whose sensitivity may be refused later
-    budget = min(max(problem.n_rows, 1) * mu / change, 1e300)
+    budget = min(max(problem.n_units, 1) * mu / change, 1e300)
     if loss.n_classes > 1:  # the noise of a difference of two scores
         return SCORE_NOISE / math.sqrt(2.0) * budget
     if loss.kind == "squared":  # labels in [-1, 1] stand less noise than logits do
@@ -105,15 +105,15 @@ def _default_steps(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss
     lambda_ = spec.lambda_ or 0.0
     cap = 1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)
     tau = _step_budget(problem, privacy, loss)
-    n_rows = max(problem.n_rows, 1)
+    n_units = max(problem.n_units, 1)
     too_strong = lambda_ * tau >= 0.9  # a constant step could not use the budget up
     schedule = spec.schedule or ("strongly_convex" if too_strong else "constant")
     if lambda_ > 0.0 and not too_strong:  # the contraction makes room for a longer run at the same noise
         tau = -math.log1p(-lambda_ * tau) / lambda_
     batch_size = spec.batch_size or WIDEST_BATCH
     if spec.batch_size is None and schedule == "constant":
-        batch_size = min(max(math.floor(2.5 * cap * n_rows / tau), NARROWEST_BATCH), WIDEST_BATCH)
-    batches = math.ceil(n_rows / batch_size)
+        batch_size = min(max(math.floor(2.5 * cap * n_units / tau), NARROWEST_BATCH), WIDEST_BATCH)
+    batches = math.ceil(n_units / batch_size)
     if schedule not in ("constant", "inverse_sqrt"):
         return _Steps(schedule, 1.0, batch_size, spec.passes or STRONGLY_CONVEX_PASSES)
     passes = spec.passes
@@ -196,7 +196,7 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Los
         sgd = replace(sgd, radius=DEFAULT_RADIUS)
         run, rounding = _measure(problem, privacy, sgd)
     warnings = []
-    if problem.n_rows > 0 and run.step_sum < WARN_STEP_SUM:
+    if problem.n_units > 0 and run.step_sum < WARN_STEP_SUM:
         warnings.append(
             f"all steps together have length {run.step_sum:.2g}, too little to learn much from: this many "
             "rows allow it only with a larger epsilon"
@@ -228,8 +228,8 @@ def _plan_certified(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, los
     objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)
     change = _gradient_change(problem, privacy, loss)
     certified = make_certified(problem, objective, change)
-    sensitivity = certified.sensitivity(change, problem.n_rows) if problem.n_rows > 0 else None
-    share = certified.gradient_norm * problem.n_rows / change
+    sensitivity = certified.sensitivity(change, problem.n_units) if problem.n_units > 0 else None
+    share = certified.gradient_norm * problem.n_units / change
     warnings = []
     if share > WARN_ROUNDING:
         warnings.append(
@@ -257,7 +257,7 @@ def _add_noise(
     advice: str,
 ) -> Plan:
     """The plan of a run whose model one unit moves by so much: exactly, and by its own rounding."""
-    delta = privacy.delta_for(problem.n_rows)
+    delta = privacy.delta_for(problem.n_units)
     chosen = _choose_noise(problem, privacy)
     noise = output.calibrate(*moved, problem.n_weights, privacy.epsilon, delta, chosen.kind)
     reported = delta if delta > 0.0 else resolution.sampler_delta(problem.n_weights)
@@ -275,7 +275,7 @@ def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.
         smoothness=sgd.smoothness,
         lambda_=sgd.lambda_,
         gradient_change=_gradient_change(problem, privacy, sgd.loss),
-        n_rows=problem.n_rows,
+        n_rows=problem.n_units,
         passes=sgd.passes,
         batch_size=sgd.batch_size,
         average_from=sgd.average_from,

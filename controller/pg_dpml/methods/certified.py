@@ -110,9 +110,9 @@ class Objective:
             + 16.0 * self.smoothness * norm
         )
 
-    def record(self, n_rows: int) -> dict[str, Any]:
+    def record(self, n_units: int) -> dict[str, Any]:
         """Loss, lambda and what the losses are divided by, as a JSON-ready mapping."""
-        more: dict[str, Any] = {"lambda": self.lambda_, "rows": n_rows}
+        more: dict[str, Any] = {"lambda": self.lambda_, "rows": n_units}
         if self.max_rows_per_unit > 1:
             more["units"] = self.max_rows_per_unit
         return loss_options(self.loss) | more
@@ -129,7 +129,7 @@ class Objective:
         """
         problem = job.plan.problem
         zero = np.zeros(problem.n_weights)
-        if problem.n_rows == 0:
+        if problem.n_units == 0:
             return zero, 0
         options = loss_options(self.loss)
         only_gradient = options | {"losses": False}
@@ -138,10 +138,11 @@ class Objective:
             sums = job.blocks.gradient(weights, only_gradient)
             assert sums.gradient is not None  # there are rows
             job.require_all(sums.rows)
-            return sums.gradient / problem.n_rows + self.lambda_ * weights
+            return sums.gradient / problem.n_units + self.lambda_ * weights
 
         def hessian(weights: FloatArray) -> FloatArray:
-            return job.blocks.hessian(weights, options) / problem.n_rows + self.lambda_ * np.eye(len(weights))
+            mean = job.blocks.hessian(weights, options) / problem.n_units
+            return mean + self.lambda_ * np.eye(len(weights))
 
         job.report("minimise", 0, 1)  # no count on the way: it depends on the rows
         with np.errstate(all="ignore"):  # so would a warning
@@ -196,27 +197,27 @@ class Certified:
         """The certificate: computed norm + fp <= tau."""
         return Goal((self.gradient_norm - self.rounding) * (1.0 - _NORM_ROUNDING), self.radius)
 
-    def sensitivity(self, gradient_change: float, n_rows: int) -> float:
+    def sensitivity(self, gradient_change: float, n_units: int) -> float:
         """L2 sensitivity of the answer, D / (lambda n) + 2 tau / lambda.
 
         Parameters
         ----------
         gradient_change : float
             D of one unit of privacy.
-        n_rows : int
+        n_units : int
             n > 0, units of privacy.
 
         Notes
         -----
         Source: privacy/README.md, "Certified minimiser".
         """
-        return (gradient_change / n_rows + 2.0 * self.gradient_norm) / self.objective.lambda_
+        return (gradient_change / n_units + 2.0 * self.gradient_norm) / self.objective.lambda_
 
-    def record(self, n_rows: int) -> dict[str, Any]:
+    def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the answer, as a JSON-ready mapping of public numbers."""
         return {
             "solver": "certified",
-            "options": self.objective.record(n_rows),
+            "options": self.objective.record(n_units),
             "gradient_norm": self.gradient_norm,
         }
 
@@ -271,7 +272,8 @@ def make_certified(problem: Problem, objective: Objective, gradient_change: floa
             f"lambda = {lambda_:g} is too small for a certified minimiser in float64: take a larger lambda, "
             "or solver = sgd"
         )
-    tau = max(DEFAULT_SHARE * gradient_change / max(problem.n_rows, 1), at_largest / (1.0 - by_tau / lambda_))
+    n_units = max(problem.n_units, 1)
+    tau = max(DEFAULT_SHARE * gradient_change / n_units, at_largest / (1.0 - by_tau / lambda_))
     if tau < SMALLEST_GOAL:
         raise GuaranteeError(
             f"a gradient of norm {tau:.1e} cannot be certified in float64, whose squares vanish: "

@@ -148,7 +148,7 @@ class Descent:
             tau = min(tau, _longest(self.steps, self.momentum, _whitened_curvature(self.smoothness, largest)))
         return (1.0 - self.momentum) * tau / self.steps
 
-    def record(self, n_rows: int) -> dict[str, Any]:
+    def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
         found = {
             "options": self.options(),
@@ -236,7 +236,7 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
 def _plan_plain(
     problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss, gradient_clip: float, bound: float
 ) -> Plan:
-    delta = privacy.delta_for(problem.n_rows)
+    delta = privacy.delta_for(problem.n_units)
     steps = spec.passes or STEPS
     momentum = MOMENTUM if spec.momentum is None else spec.momentum
     mu = composed.run_mu(privacy.epsilon, delta, steps * problem.n_weights)
@@ -245,12 +245,12 @@ def _plan_plain(
         relation=privacy.relation,
         steps=steps,
         mu=mu,
-        n_rows=problem.n_rows,
+        n_units=problem.n_units,
         max_rows_per_unit=problem.max_rows_per_unit,
         n_weights=problem.n_weights,
         n_features=problem.n_features,
     )
-    budget = max(problem.n_rows, 1) * mu / privacy.relation.gradient_change(bound)
+    budget = max(problem.n_units, 1) * mu / privacy.relation.gradient_change(bound)
     lambda_ = spec.lambda_ or 0.0
     smoothness = problem.max_rows_per_unit * loss.smoothness + lambda_
     if spec.step_size is not None:
@@ -270,7 +270,7 @@ def _plan_plain(
         max_rows_per_unit=problem.max_rows_per_unit,
         whitening=None,
     )
-    score_stddev = tau / budget if problem.n_rows > 0 else 0.0
+    score_stddev = tau / budget if problem.n_units > 0 else 0.0
     noise = ComposedNoise("gaussian", mu, steps, gradient, None, problem.n_weights, score_stddev)
     return _plan(problem, privacy, delta, spec.method, descent, noise, budget)
 
@@ -284,27 +284,27 @@ def _plan_whitened(
             f"method = whitened-dp-gd takes at most {composed.MAX_WHITENED_FEATURES} features, not {d}: "
             "take method = dp-gd, or fewer features by projection"
         )
-    n_rows = max(problem.n_rows, 1)
-    delta = privacy.delta_for(problem.n_rows)
+    n_units = max(problem.n_units, 1)
+    delta = privacy.delta_for(problem.n_units)
     most_steps = spec.passes or WHITENED_STEPS[1]
     mu = composed.run_mu(privacy.epsilon, delta, most_steps * problem.n_weights + composed.triangle_size(d))
     fewest, most = WHITENED_STEPS
-    steps = spec.passes or min(max(math.ceil(n_rows * mu / (m * WHITENED_STEP_BUDGET)), fewest), most)
+    steps = spec.passes or min(max(math.ceil(n_units * mu / (m * WHITENED_STEP_BUDGET)), fewest), most)
     momentum = WHITENED_MOMENTUM
-    if spec.passes is None and n_rows >= MANY_ROWS and steps > MANY_ROWS_STEPS:
+    if spec.passes is None and n_units >= MANY_ROWS and steps > MANY_ROWS_STEPS:
         steps, momentum = MANY_ROWS_STEPS, MANY_ROWS_MOMENTUM
     moments = composed.calibrate_moments(
         relation=privacy.relation,
         max_rows_per_unit=m,
         labels=False,
         mu=math.sqrt(GRAM_SHARE) * mu,
-        n_rows=problem.n_rows,
+        n_units=problem.n_units,
         n_features=d,
     )
-    condition = composed.largest_condition(problem.n_rows, m, d)
+    condition = composed.largest_condition(problem.n_units, m, d)
     # 1.01 for the rounding of P itself
     ridge = max(
-        RIDGE * moments.scale / n_rows * math.sqrt(2.0 * d), m / max((condition / 1.01) ** 2 - 1.0, 1e-3)
+        RIDGE * moments.scale / n_units * math.sqrt(2.0 * d), m / max((condition / 1.01) ** 2 - 1.0, 1e-3)
     )
     condition = 1.01 * math.sqrt(1.0 + m / ridge)
     gradient_mu = math.sqrt(1.0 - GRAM_SHARE) * mu
@@ -313,13 +313,13 @@ def _plan_whitened(
         relation=privacy.relation,
         steps=steps,
         mu=gradient_mu,
-        n_rows=problem.n_rows,
+        n_units=problem.n_units,
         max_rows_per_unit=problem.max_rows_per_unit,
         n_weights=problem.n_weights,
         n_features=d,
         condition=condition,
     )
-    budget = n_rows * gradient_mu / privacy.relation.gradient_change(bound)
+    budget = n_units * gradient_mu / privacy.relation.gradient_change(bound)
     curvature = _whitened_curvature(m * loss.smoothness, 1.0 / d)
     tau = min(_noise_length(problem, budget), _longest(steps, momentum, curvature))
     descent = Descent(
@@ -334,7 +334,7 @@ def _plan_whitened(
         max_rows_per_unit=m,
         whitening=Whitening(ridge, float(m), composed.stored_norm(condition)),
     )
-    score_stddev = tau / budget if problem.n_rows > 0 else 0.0
+    score_stddev = tau / budget if problem.n_units > 0 else 0.0
     noise = ComposedNoise("gaussian", mu, steps, gradient, moments, problem.n_weights, score_stddev)
     return _plan(problem, privacy, delta, spec.method, descent, noise, budget)
 
@@ -354,7 +354,7 @@ def _plan(
     budget: float,
 ) -> Plan:
     warnings = privacy_warnings(problem, privacy, delta)
-    if problem.n_rows > 0 and budget < WARN_BUDGET:
+    if problem.n_units > 0 and budget < WARN_BUDGET:
         warnings.append(
             f"n mu/D = {budget:.2g} is little to learn from: expect a model that is mostly noise; "
             "it takes more rows or a larger epsilon"
@@ -384,7 +384,7 @@ def _whiten(job: Job, descent: Descent, whitening: Whitening) -> tuple[FloatArra
     sums = job.blocks.gram()
     job.require_all(sums.rows)
     noisy, _ = composed.release_moments(sums.xx, None, noise.moments)
-    values, vectors = np.linalg.eigh(noisy / max(job.plan.problem.n_rows, 1))
+    values, vectors = np.linalg.eigh(noisy / max(job.plan.problem.n_units, 1))
     values = np.clip(values, 0.0, whitening.most)
     matrix = (vectors / np.sqrt(values + whitening.ridge)) @ vectors.T
     matrix = (matrix + matrix.T) / 2.0
@@ -413,7 +413,7 @@ def _descend(job: Job, descent: Descent, matrix: FloatArray | None, step_size: f
         job.require_all(sums.rows)
         gradient = np.zeros(shape) if sums.gradient is None else folded(sums.gradient.reshape(shape))
         noisy = composed.release_gradient(gradient.reshape(-1), noise.gradient).reshape(shape)
-        move = noisy / max(problem.n_rows, 1) + descent.lambda_ * weights
+        move = noisy / max(problem.n_units, 1) + descent.lambda_ * weights
         velocity = descent.momentum * velocity + move
         weights = weights - step_size * velocity
         if step >= first:

@@ -64,9 +64,9 @@ class Job:
             The run stays charged.
         """
         problem = self.plan.problem
-        most = problem.n_rows * problem.max_rows_per_unit
+        most = problem.n_units * problem.max_rows_per_unit
         if (
-            not problem.n_rows <= rows <= most
+            not problem.n_units <= rows <= most
             or self._rows not in (None, rows)
             or blocks not in (None, self.blocks.packed.n_blocks)
         ):

@@ -113,10 +113,10 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
             f"{spec.schedule}: the others are for steps that are capped"
         )
     _refuse_unused(spec)
-    if spec.batch_size is not None and spec.batch_size > max(problem.n_rows, 1) and spec.method != "scs13":
+    if spec.batch_size is not None and spec.batch_size > max(problem.n_units, 1) and spec.method != "scs13":
         raise SpecError(
             f"batch_size must be at most the number of {'units' if problem.unit else 'rows'}, "
-            f"{problem.n_rows:,}, not {spec.batch_size:,}"
+            f"{problem.n_units:,}, not {spec.batch_size:,}"
         )
     clipped = _clipped(problem, spec)
     if spec.method == "scs13":
@@ -157,13 +157,13 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped
     )
     if sgd.schedule.kind == "strongly_convex" and spec.radius is None:
         sgd = replace(sgd, radius=clipped.bound / sgd.lambda_)
-    delta = privacy.delta_for(problem.n_rows)
+    delta = privacy.delta_for(problem.n_units)
     noise = step_noise.calibrate_passes(
         bound=clipped.bound,
         relation=privacy.relation,
         passes=passes,
-        steps=sgd.steps(problem.n_rows, passes),
-        batch_rows=min(batch_size, problem.n_rows) * problem.max_rows_per_unit,
+        steps=sgd.steps(problem.n_units, passes),
+        batch_rows=min(batch_size, problem.n_units) * problem.max_rows_per_unit,
         row_bound=clipped.row_bound,
         n_weights=problem.n_weights,
         epsilon=privacy.epsilon,
@@ -186,21 +186,21 @@ def _poisson_noise(
         bound=clipped.bound,
         relation=privacy.relation,
         passes=passes,
-        steps=passes * math.ceil(problem.n_rows / batch_size),
+        steps=passes * math.ceil(problem.n_units / batch_size),
         sampling=_sampling(problem, batch_size),
-        n_units=problem.n_rows,
+        n_units=problem.n_units,
         max_rows_per_unit=problem.max_rows_per_unit,
         row_bound=clipped.row_bound,
         n_weights=problem.n_weights,
         epsilon=privacy.epsilon,
-        delta=privacy.delta_for(problem.n_rows),
+        delta=privacy.delta_for(problem.n_units),
         accountant=spec.accountant or "pld",
     )
 
 
 def _sampling(problem: Problem, batch_size: int) -> float:
     """Probability q = min(1, b/n). Source: privacy/README.md, "Poisson batches"."""
-    return min(1.0, batch_size / max(problem.n_rows, 1))
+    return min(1.0, batch_size / max(problem.n_units, 1))
 
 
 def _plan_bst14(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped) -> Plan:
@@ -226,19 +226,19 @@ def _plan_bst14(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped
     if noise.steps > 0:
         multipliers = step_noise.bst14_multipliers(
             privacy.epsilon,
-            privacy.delta_for(problem.n_rows),
+            privacy.delta_for(problem.n_units),
             _sampling(problem, batch_size),
-            problem.n_rows,
+            problem.n_units,
             noise.steps,
             privacy.relation,
         )
         noise = replace(noise, multipliers=multipliers)
-    return _plan(problem, privacy, spec, clipped, sgd, noise, privacy.delta_for(problem.n_rows), warning)
+    return _plan(problem, privacy, spec, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning)
 
 
 def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped) -> Plan:
-    n_rows = max(problem.n_rows, 1)
-    batch_size = spec.batch_size or min(math.ceil(n_rows / DP_SGD_STEPS), LARGEST_BATCH)
+    n_units = max(problem.n_units, 1)
+    batch_size = spec.batch_size or min(math.ceil(n_units / DP_SGD_STEPS), LARGEST_BATCH)
     passes = spec.passes or PASSES
     noise, warning = _poisson_noise(problem, privacy, spec, clipped, batch_size, passes)
     momentum = MOMENTUM if spec.momentum is None else spec.momentum
@@ -254,7 +254,7 @@ def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clippe
         passes=passes,
         capped=False,
     )
-    return _plan(problem, privacy, spec, clipped, sgd, noise, privacy.delta_for(problem.n_rows), warning)
+    return _plan(problem, privacy, spec, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning)
 
 
 def _first_step(

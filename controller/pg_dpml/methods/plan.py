@@ -42,7 +42,7 @@ class Problem:
 
     Attributes
     ----------
-    n_rows : int
+    n_units : int
         n, the size of the table, public; units, where a unit of privacy is declared.
     n_features : int
         d, the intercept included.
@@ -59,7 +59,7 @@ class Problem:
         delta alone.
     """
 
-    n_rows: int
+    n_units: int
     n_features: int
     n_outputs: int
     task: str
@@ -84,7 +84,7 @@ class Work(Protocol):
     def passes(self) -> int | None:
         """Passes over the packed rows; the most there can be, where a run may need fewer; None: not fixed."""
 
-    def record(self, n_rows: int) -> dict[str, Any]:
+    def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
 
     def lines(self) -> Sequence[tuple[str, str]]:
@@ -225,11 +225,11 @@ def loss_options(loss: Loss) -> dict[str, Any]:
 def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> list[str]:
     """What is said of a guarantee that promises little, and of an empty table."""
     found = []
-    if problem.n_rows == 0:
+    if problem.n_units == 0:
         found.append("the table is empty: the model will be zero")
-    elif delta > 1.0 / problem.n_rows:
+    elif delta > 1.0 / problem.n_units:
         found.append(
-            f"delta = {delta:.3g} is above 1/n = {1.0 / problem.n_rows:.3g}: a mechanism that publishes one "
+            f"delta = {delta:.3g} is above 1/n = {1.0 / problem.n_units:.3g}: a mechanism that publishes one "
             "whole row at random would pass; take delta well below 1/n"
         )
     if privacy.epsilon > 20.0:

@@ -83,17 +83,17 @@ class Sgd:
         """
         return (self.max_rows_per_unit or 1) * self.loss.smoothness
 
-    def steps(self, n_rows: int, passes: int) -> int:
+    def steps(self, n_units: int, passes: int) -> int:
         """Steps of so many passes: passes ceil(n / b)."""
-        return passes * math.ceil(n_rows / self.batch_size)
+        return passes * math.ceil(n_units / self.batch_size)
 
-    def options(self, n_rows: int) -> dict[str, Any]:
+    def options(self, n_units: int) -> dict[str, Any]:
         """The aggregate's options; only public numbers."""
         options = loss_options(self.loss) | {
             "lambda": self.lambda_,
             "batch_size": self.batch_size,
             "schedule": self.schedule.kind,
-            "rows": n_rows,
+            "rows": n_units,
         }
         if self.max_rows_per_unit is not None:
             options["units"] = self.max_rows_per_unit
@@ -114,12 +114,12 @@ class Sgd:
         if self.noise is not None:
             options |= {"noise": self.noise, "noise_scale": self.noise_scale}
         if self.sampling is not None:
-            options |= {"sampling": self.sampling, "steps": self.steps(n_rows, 1)}
+            options |= {"sampling": self.sampling, "steps": self.steps(n_units, 1)}
         return options
 
-    def record(self, n_rows: int) -> dict[str, Any]:
+    def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
-        return {"options": self.options(n_rows), "fresh_order": self.fresh_order}
+        return {"options": self.options(n_units), "fresh_order": self.fresh_order}
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
@@ -185,13 +185,13 @@ def make_sgd(
     kind = spec.schedule or schedule
     if kind == "strongly_convex" and lambda_ == 0.0:
         raise SpecError("schedule = strongly_convex needs lambda > 0")
-    steps = passes * math.ceil(problem.n_rows / batch_size)
+    steps = passes * math.ceil(problem.n_units / batch_size)
     return Sgd(
         loss=loss,
         schedule=Schedule(
             kind,
             step_size=spec.step_size or step_size,
-            offset=float(max(problem.n_rows, 1)) ** spec.exponent,
+            offset=float(max(problem.n_units, 1)) ** spec.exponent,
             lambda_=lambda_,
             max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_) if capped else math.inf,
         ),
@@ -225,14 +225,14 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
     passes : int
         Passes taken.
     """
-    n_rows = job.plan.problem.n_rows
-    if n_rows == 0:
+    n_units = job.plan.problem.n_units
+    if n_units == 0:
         return np.zeros(job.plan.problem.n_weights), sgd.passes
     state = job.blocks.work_table(
         "state", sql.SQL("pass integer NOT NULL, state dpml.epoch NOT NULL, blocks pg_catalog.int8 NOT NULL")
     )
-    options = json_parameter(sgd.options(n_rows))
-    parameters = {"options": options, "steps": sgd.steps(n_rows, 1), "sampling": sgd.sampling}
+    options = json_parameter(sgd.options(n_units))
+    parameters = {"options": options, "steps": sgd.steps(n_units, 1), "sampling": sgd.sampling}
     in_memory = sgd.sampling is not None and _fits_in_memory(job)
     previous_loss = np.inf
     done = 0
@@ -256,7 +256,7 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
         ).format(state),
         {"pass": done},
     )
-    if steps != sgd.steps(n_rows, done):
+    if steps != sgd.steps(n_units, done):
         raise RunFailedError("a pass did not see every packed row, and no model was stored")
     return np.asarray(weights if average is None else average, dtype=np.float64), done
 
@@ -286,7 +286,7 @@ def _fits_in_memory(job: Job) -> bool:
     Source: privacy/README.md, "Poisson batches".
     """
     problem = job.plan.problem
-    used = problem.n_rows * problem.max_rows_per_unit * (_BYTES_OF_ROW + row_bytes(job.blocks.source))
+    used = problem.n_units * problem.max_rows_per_unit * (_BYTES_OF_ROW + row_bytes(job.blocks.source))
     (fits,) = job.blocks.session.fetch_one(
         sql.SQL("SELECT %(used)s <= pg_catalog.pg_size_bytes(pg_catalog.current_setting('dpml.work_mem'))"),
         {"used": used},

@@ -46,7 +46,7 @@ class Statistics:
         """Passes over the packed rows."""
         return 1
 
-    def record(self, n_rows: int) -> dict[str, Any]:
+    def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the model, as a JSON-ready mapping of public numbers."""
         return {"options": {"loss": self.loss.kind}, "ridge": self.ridge}
 
@@ -93,17 +93,17 @@ def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan
             f"method = sufficient-statistics takes at most {composed.MAX_WHITENED_FEATURES} features, "
             f"not {d}: take method = dp-gd, or fewer features by projection"
         )
-    delta = privacy.delta_for(problem.n_rows)
+    delta = privacy.delta_for(problem.n_units)
     mu = composed.run_mu(privacy.epsilon, delta, composed.triangle_size(d) + d)
     moments = composed.calibrate_moments(
         relation=privacy.relation,
         max_rows_per_unit=problem.max_rows_per_unit,
         labels=True,
         mu=mu,
-        n_rows=problem.n_rows,
+        n_units=problem.n_units,
         n_features=d,
     )
-    stddev = moments.scale / max(problem.n_rows, 1)
+    stddev = moments.scale / max(problem.n_units, 1)
     # an empty table has no noise: any ridge gives its zero model
     ridge = RIDGE * stddev * math.sqrt(2.0 * d) or 1.0
     # X'X/n of rows that spread over all directions is I/d, which takes noise s to d s.
@@ -135,8 +135,8 @@ def run(job: Job) -> Result:
     job.require_all(sums.rows)
     xx, xy = composed.release_moments(sums.xx, sums.xy, noise.moments)
     assert xy is not None
-    n_rows = max(job.plan.problem.n_rows, 1)
-    values, vectors = np.linalg.eigh(xx / n_rows)
-    weights = vectors @ ((vectors.T @ (xy / n_rows)) / (np.maximum(values, 0.0) + work.ridge))
+    n_units = max(job.plan.problem.n_units, 1)
+    values, vectors = np.linalg.eigh(xx / n_units)
+    weights = vectors @ ((vectors.T @ (xy / n_units)) / (np.maximum(values, 0.0) + work.ridge))
     job.report("pass", 1, 1)
     return Result(np.asarray(weights, dtype=np.float64), 1)

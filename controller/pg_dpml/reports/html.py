@@ -299,7 +299,7 @@ def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
 def _provenance(model: Model, versions: Mapping[str, str]) -> str:
     training: Mapping[str, Any] = model.training
     rows = [
-        ("Trained on", f"{training.get('dataset')}, {training.get('n_rows', 0):,} rows"),
+        ("Trained on", f"{training.get('dataset')}, {training.get('n_units', 0):,} rows"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
         ("Features", f"{model.n_features}, rows brought to norm 1 ({model.encoder['norm']})"),

@@ -135,12 +135,12 @@ def plan_record(
         "method": plan.method,
         "private": plan.private,
         "task": plan.problem.task,
-        "n_rows": plan.problem.n_rows,
+        "n_units": plan.problem.n_units,
         "n_features": plan.problem.n_features,
         "n_outputs": plan.problem.n_outputs,
         "passes": plan.work.passes,
         "warnings": list(plan.warnings),
-    } | plan.work.record(plan.problem.n_rows)
+    } | plan.work.record(plan.problem.n_units)
     if plan.guarantee is not None:
         record["epsilon"] = plan.guarantee.epsilon
         record["delta"] = plan.guarantee.delta
@@ -191,7 +191,7 @@ def _how_lines(plan: Plan) -> list[str]:
         *(("Warning", warning) for warning in plan.warnings),
         (
             "Data",
-            f"{problem.n_rows:,} rows, {problem.n_features} features"
+            f"{problem.n_units:,} rows, {problem.n_features} features"
             + (f", {problem.n_outputs} classes" if problem.n_outputs > 1 else ""),
         ),
         (
@@ -302,7 +302,7 @@ def tuning_record(result: TuneResult) -> dict[str, Any]:
     record = result_record(result.trained) | {
         "candidates": [dict(setting) for setting in result.grid.settings],
         "chosen": dict(result.grid.settings[result.chosen]),
-        "n_rows": result.n_rows,
+        "n_units": result.n_units,
     }
     if result.public is None:
         return record | {"portions": list(result.sizes)}
@@ -314,7 +314,7 @@ def tuning_text(result: TuneResult) -> str:
     public = result.public
     if public is None:
         how = (
-            f"Tuned privately on {result.n_rows:,} rows: each candidate was trained on about "
+            f"Tuned privately on {result.n_units:,} rows: each candidate was trained on about "
             f"{result.sizes[-1]:,} of its own and scored on {result.sizes[-1]:,} others, and one was chosen "
             "at random, the better the likelier. The guarantee above covers all of it. No score is kept."
         )
@@ -494,7 +494,7 @@ def model_text(model: Model) -> str:
     training = model.training
     lines = [
         f"Model       {shown(model.name)}: {model.task}, loss {model.loss}, method {model.method}",
-        f"Trained on  {visible(str(training.get('dataset')))}, {training.get('n_rows', 0):,} rows, "
+        f"Trained on  {visible(str(training.get('dataset')))}, {training.get('n_units', 0):,} rows, "
         + passes_text(training.get("passes")),
         f"Stored      {_moment(model)} by {shown(model.owner or '')}"
         + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
@@ -565,7 +565,7 @@ def models_record(models: Sequence[Model]) -> dict[str, Any]:
         "models": [
             {key: getattr(model, key) for key in keys}
             | {key: model.privacy.get(key) for key in ("epsilon", "delta", "relation", "unit")}
-            | {"dataset": model.training.get("dataset"), "n_rows": model.training.get("n_rows")}
+            | {"dataset": model.training.get("dataset"), "n_units": model.training.get("n_units")}
             | {"created_at": None if model.created_at is None else model.created_at.isoformat()}
             for model in models
         ]
@@ -582,7 +582,7 @@ def models_text(models: Sequence[Model]) -> str:
         privacy = ("NOT PRIVATE", "")
         if guarantee is not None:
             privacy = (f"{guarantee.epsilon:g}", f"{guarantee.delta:.3g}")
-        origin = (visible(str(model.training.get("dataset"))), f"{model.training.get('n_rows', 0):,}")
+        origin = (visible(str(model.training.get("dataset"))), f"{model.training.get('n_units', 0):,}")
         rows.append((shown(model.name), model.task, model.method, *privacy, *origin, _moment(model)))
     return "\n".join(_aligned(rows))
 

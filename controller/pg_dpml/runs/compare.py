@@ -240,11 +240,11 @@ def compare(
         task=problem.task,
         mode="public" if public else "owner",
         figure="r_squared" if problem.task == "regression" else "accuracy",
-        n_train=problem.n_rows,
+        n_train=problem.n_units,
         n_test=n_test,
         unit=problem.unit,
         splits=splits,
-        delta=privacies[0].delta_for(problem.n_rows),
+        delta=privacies[0].delta_for(problem.n_units),
         relation=privacies[0].relation,
         entries=(*(run.entry() for run in runs), *majority),
         left_out=left_out,
@@ -377,7 +377,7 @@ class _Split:
         self.session = session
         self.source = source
         self.problem = problem
-        self.trained, self.tested = pack_portions(session, source, (problem.n_rows, n_test))
+        self.trained, self.tested = pack_portions(session, source, (problem.n_units, n_test))
         self.n_labels, self.spread = self._labels()
 
     def _labels(self) -> tuple[int, float]:

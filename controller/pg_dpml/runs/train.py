@@ -130,8 +130,8 @@ def plan(
     with Database(source, insecure=insecure).session() as session:
         resolved = resolve(session, data)
         require_plannable(session, resolved)
-        n_rows = count_units(session, resolved)
-        return _decide(session, resolved, n_rows, data, privacy, training or TrainSpec())
+        n_units = count_units(session, resolved)
+        return _decide(session, resolved, n_units, data, privacy, training or TrainSpec())
 
 
 def train(
@@ -231,8 +231,8 @@ def train_model(
     def begin(session: Session) -> tuple[Source, Plan]:
         resolved = resolve(session, data)
         require_runnable(session, resolved)
-        n_rows = count_units(session, resolved)
-        decided = _decide(session, resolved, n_rows, data, privacy, training, terms)
+        n_units = count_units(session, resolved)
+        decided = _decide(session, resolved, n_units, data, privacy, training, terms)
         if terms is not None and not terms.any_passes and decided.work.passes is None:
             raise SpecError(
                 "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
@@ -281,14 +281,14 @@ def train_model(
 def _decide(
     session: Session,
     source: Source,
-    n_rows: int,
+    n_units: int,
     data: DataSpec,
     privacy: PrivacySpec | None,
     training: TrainSpec,
     terms: terms.Terms | None = None,
 ) -> Plan:
     """The plan of a run that is charged; of two refusals of a small epsilon, that which names the larger."""
-    problem = charged_problem(session, source, n_rows, data, privacy)
+    problem = charged_problem(session, source, n_units, data, privacy)
     try:
         return plan_problem(problem, privacy, training)
     except ResolutionError as error:
@@ -299,19 +299,19 @@ def _decide(
 
 
 def charged_problem(
-    session: Session, source: Source, n_rows: int, data: DataSpec, privacy: PrivacySpec | None
+    session: Session, source: Source, n_units: int, data: DataSpec, privacy: PrivacySpec | None
 ) -> Problem:
     """As `problem_of`, of a run that is charged: with how its budget adds up, if there is one."""
-    problem = problem_of(source, n_rows, data)
+    problem = problem_of(source, n_units, data)
     if privacy is None:
         return problem
     return replace(problem, budget=charging.accounting_of(session, source.table, data.dataset))
 
 
-def problem_of(source: Source, n_rows: int, data: DataSpec) -> Problem:
-    """The public numbers of a resolved table of n_rows units."""
+def problem_of(source: Source, n_units: int, data: DataSpec) -> Problem:
+    """The public numbers of a resolved table of n_units units."""
     outputs = len(data.label.classes) if data.label.classes is not None else 1
-    return Problem(n_rows, source.n_features, outputs, data.label.task, source.unit, data.max_rows_per_unit)
+    return Problem(n_units, source.n_features, outputs, data.label.task, source.unit, data.max_rows_per_unit)
 
 
 def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
@@ -394,7 +394,7 @@ def _charge(
         request=request,
         model=name,
         method=decided.method,
-        n_rows=decided.problem.n_rows,
+        n_rows=decided.problem.n_units,
         mechanism=noise_record(decided.noise),
         terms=terms,
     )
@@ -492,12 +492,12 @@ def released_model(
         training={
             "dataset": f"{source.table.schema}.{source.table.name}",
             "where": source.where,
-            "n_rows": decided.problem.n_rows,
+            "n_units": decided.problem.n_units,
             "passes": result.passes,
             "features": list(source.feature_names),
             "versions": versions(session),
         }
-        | decided.work.record(decided.problem.n_rows)
+        | decided.work.record(decided.problem.n_units)
         | ({} if tuning is None else {"tuning": dict(tuning)}),
         charge=charge,
         owner=owner,

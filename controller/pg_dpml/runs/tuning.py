@@ -88,13 +88,13 @@ class TuneResult:
     Attributes
     ----------
     trained : TrainResult
-        The model and its plan. Privately tuned, the plan's n_rows is the size of the candidate's
+        The model and its plan. Privately tuned, the plan's n_units is the size of the candidate's
         portion, its guarantee that of the whole tuning, and `seconds` covers all candidates: None if
         the passes of any of them depend on the rows.
     grid : Grid
     chosen : int
         Place of the candidate in the grid.
-    n_rows : int
+    n_units : int
         Size of the private table (units, where a unit of privacy is declared).
     sizes : tuple of int
         Units of each candidate's portion and, last, of the portion scored; empty after
@@ -106,7 +106,7 @@ class TuneResult:
     trained: TrainResult
     grid: Grid
     chosen: int
-    n_rows: int
+    n_units: int
     sizes: tuple[int, ...]
     public: PublicScores | None
 
@@ -119,7 +119,7 @@ class _Tuning:
     data: DataSpec
     grid: Grid
     name: str
-    n_rows: int
+    n_units: int
     sizes: tuple[int, ...]
     plans: tuple[Plan, ...]
     guarantee: Guarantee
@@ -226,21 +226,21 @@ def _tune_privately(
     told = all(planned.work.passes is not None for planned in tuning.plans)
     seconds = time.monotonic() - started if told else None
     trained = TrainResult(model, plan, result.passes, seconds)
-    return TuneResult(trained, grid, chosen, tuning.n_rows, tuning.sizes, None)
+    return TuneResult(trained, grid, chosen, tuning.n_units, tuning.sizes, None)
 
 
 def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid: Grid, name: str) -> _Tuning:
     source = resolve(session, data)
     require_runnable(session, source)
-    n_rows = count_units(session, source)
+    n_units = count_units(session, source)
     n_portions = len(grid.candidates) + 1
-    if n_rows < 2 * n_portions:
+    if n_units < 2 * n_portions:
         raise SpecError(
             f"{len(grid.candidates)} candidates need at least {2 * n_portions} rows (or units of privacy), "
-            f"not {n_rows}: take a smaller grid"
+            f"not {n_units}: take a smaller grid"
         )
-    sizes = equal_sizes(n_rows, n_portions)
-    plans = _plans(source, sizes[:-1], data, replace(privacy, delta=privacy.delta_for(n_rows)), grid)
+    sizes = equal_sizes(n_units, n_portions)
+    plans = _plans(source, sizes[:-1], data, replace(privacy, delta=privacy.delta_for(n_units)), grid)
     guarantees = [plan.guarantee for plan in plans if plan.guarantee is not None]
     assert len(guarantees) == len(plans)  # privacy is not None
     used = sizes[-1] * data.max_rows_per_unit
@@ -249,7 +249,7 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
         data=data,
         grid=grid,
         name=name,
-        n_rows=n_rows,
+        n_units=n_units,
         sizes=sizes,
         plans=plans,
         guarantee=max(guarantees, key=lambda guarantee: guarantee.delta),
@@ -308,7 +308,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
         dataset=tuning.data.dataset,
         model=tuning.name,
         method="tune",
-        n_rows=tuning.n_rows,
+        n_rows=tuning.n_units,
         mechanism={
             "selection": {
                 "kind": "exponential",
@@ -338,7 +338,7 @@ def _run(
     chosen = selection.choose(errors, tuning.spread, tuning.epsilon)
     blocks.drop()
     plan = replace(tuning.plans[chosen], guarantee=tuning.guarantee)
-    record = _record(tuning.grid, chosen) | {"n_rows": tuning.n_rows, "portions": list(tuning.sizes)}
+    record = _record(tuning.grid, chosen) | {"n_units": tuning.n_units, "portions": list(tuning.sizes)}
     model = released_model(
         session, tuning.source, plan, tuning.data, tuning.name, charge, results[chosen], record
     )
@@ -361,12 +361,12 @@ def _tune_on_public_rows(
 ) -> TuneResult:
     with database.session("REPEATABLE READ") as session:
         source = resolve(session, data)
-        n_rows = count_units(session, source)
+        n_units = count_units(session, source)
         if privacy is not None:
-            privacy = replace(privacy, delta=privacy.delta_for(n_rows))
-        budget = charged_problem(session, source, n_rows, data, privacy).budget
+            privacy = replace(privacy, delta=privacy.delta_for(n_units))
+        budget = charged_problem(session, source, n_units, data, privacy).budget
         # What would be refused on the private rows is refused before any work.
-        _plans(source, (n_rows,) * len(grid.candidates), data, privacy, grid, budget)
+        _plans(source, (n_units,) * len(grid.candidates), data, privacy, grid, budget)
         registry.require_new_name(session, name)
         public = replace(data, table=table, where=None, definition_is_public=True)
         scores = _score_on_public_rows(session, source, public, privacy, grid, budget, report)
@@ -375,7 +375,7 @@ def _tune_on_public_rows(
     trained = train_model(
         database, data, privacy, grid.candidates[chosen], name=name, progress=report, tuning=record
     )
-    return TuneResult(trained, grid, chosen, n_rows, (), scores)
+    return TuneResult(trained, grid, chosen, n_units, (), scores)
 
 
 def _score_on_public_rows(
@@ -398,11 +398,11 @@ def _score_on_public_rows(
         raise SpecError(
             f"public table {visible(data.table)} gives other features than {shown(private.table.name)}"
         )
-    n_rows = count_units(session, source)
-    n_scored = n_rows // SCORED_SHARE
+    n_units = count_units(session, source)
+    n_scored = n_units // SCORED_SHARE
     if n_scored == 0:
         raise SpecError(
-            f"public table {visible(data.table)} needs at least {SCORED_SHARE} rows, not {n_rows}"
+            f"public table {visible(data.table)} needs at least {SCORED_SHARE} rows, not {n_units}"
         )
     with session.owners_path():
         left_out = count_left_out(session, source)
@@ -410,7 +410,7 @@ def _score_on_public_rows(
     if left_out.n_rows == rows:
         because = " ".join(left_out_words(replace(left_out, empty_classes=())))
         raise SpecError(f"no row of public table {visible(data.table)} has a declared label: {because}")
-    n_trained = n_rows - n_scored
+    n_trained = n_units - n_scored
     plans = _plans(source, (n_trained,) * len(grid.candidates), data, privacy, grid, budget)
     report("pack", 0, 1)
     start_run(session)

@@ -52,6 +52,6 @@ class PrivacySpec:
             names = [relation.value for relation in Relation]
             object.__setattr__(self, "relation", Relation(as_choice(self.relation, "relation", names)))
 
-    def delta_for(self, n_rows: int) -> float:
+    def delta_for(self, n_units: int) -> float:
         """delta, or its default 1 / n^2 for a table of n rows."""
-        return self.delta if self.delta is not None else 1.0 / max(n_rows, 2) ** 2
+        return self.delta if self.delta is not None else 1.0 / max(n_units, 2) ** 2

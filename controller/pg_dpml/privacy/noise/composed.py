@@ -139,7 +139,7 @@ def calibrate_gradients(
     relation: Relation,
     steps: int,
     mu: float,
-    n_rows: int,
+    n_units: int,
     max_rows_per_unit: int,
     n_weights: int,
     n_features: int,
@@ -156,7 +156,7 @@ def calibrate_gradients(
         T >= 1.
     mu : float
         Of the T releases together, in (0, inf).
-    n_rows : int
+    n_units : int
         n, units of privacy.
     max_rows_per_unit : int
         m.
@@ -182,11 +182,11 @@ def calibrate_gradients(
     -----
     Source: privacy/README.md, "Full-batch gradients" and "Floating point".
     """
-    if n_rows == 0:
+    if n_units == 0:
         return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, n_weights)
-    rounding = n_rows * bound * _sum_rounding(max_rows_per_unit)
+    rounding = n_units * bound * _sum_rounding(max_rows_per_unit)
     if condition is not None:
-        rounding = n_rows * bound * condition * _product_rounding(max_rows_per_unit, n_features)
+        rounding = n_units * bound * condition * _product_rounding(max_rows_per_unit, n_features)
     return output.calibrate_gaussian(
         relation.gradient_change(bound), rounding, n_weights, mu / math.sqrt(steps)
     )
@@ -198,7 +198,7 @@ def calibrate_moments(
     max_rows_per_unit: int,
     labels: bool,
     mu: float,
-    n_rows: int,
+    n_units: int,
     n_features: int,
 ) -> ReleaseNoise:
     """Noise of one release of the sum of x x', or of it and the sum of y x.
@@ -212,7 +212,7 @@ def calibrate_moments(
         With the sum of y x, for abs(y) <= 1.
     mu : float
         In (0, inf).
-    n_rows : int
+    n_units : int
         n, units of privacy.
     n_features : int
         d.
@@ -234,7 +234,7 @@ def calibrate_moments(
     Source: privacy/README.md, "Whitened gradients", "Sufficient statistics" and "Floating point".
     """
     size = triangle_size(n_features) + (n_features if labels else 0)
-    if n_rows == 0:
+    if n_units == 0:
         return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, size)
     square = {
         (Relation.REPLACE_ONE, False): 2.0,
@@ -242,7 +242,7 @@ def calibrate_moments(
         (Relation.REPLACE_ONE, True): 4.5,
         (Relation.ADD_REMOVE, True): 2.0,
     }[relation, labels]
-    rounding = n_rows * max_rows_per_unit * math.sqrt(2.0) * _sum_rounding(max_rows_per_unit)
+    rounding = n_units * max_rows_per_unit * math.sqrt(2.0) * _sum_rounding(max_rows_per_unit)
     return output.calibrate_gaussian(max_rows_per_unit * math.sqrt(square), rounding, size, mu)
 
 
@@ -308,12 +308,12 @@ def triangle_size(n_features: int) -> int:
     return n_features * (n_features + 1) // 2
 
 
-def largest_condition(n_rows: int, max_rows_per_unit: int, n_features: int) -> float:
+def largest_condition(n_units: int, max_rows_per_unit: int, n_features: int) -> float:
     """The largest condition of P at which rounding takes at most half of its allowance.
 
     Parameters
     ----------
-    n_rows : int
+    n_units : int
         n, units of privacy.
     max_rows_per_unit : int
         m.
@@ -325,7 +325,7 @@ def largest_condition(n_rows: int, max_rows_per_unit: int, n_features: int) -> f
     For D >= m C, the smaller of both relations. Source: privacy/README.md, "Whitened gradients".
     """
     allowed = (
-        0.5 * resolution.ROUNDING_LIMIT / (max(n_rows, 1) * _product_rounding(max_rows_per_unit, n_features))
+        0.5 * resolution.ROUNDING_LIMIT / (max(n_units, 1) * _product_rounding(max_rows_per_unit, n_features))
     )
     return min(allowed, _MOST_CONDITION)
 
