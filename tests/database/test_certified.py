@@ -291,5 +291,5 @@ def test_tiny_tables(database: str, connection: psycopg.Connection, task: str, n
     baseline = TrainSpec(method="lbfgs")
     plain = pg_dpml.train(database, people.spec(task, "tiny"), None, baseline, name="plain")
     assert np.all(np.isfinite(plain.model.weights))
-    assert dataclasses.asdict(plain.plan.problem)["n_rows"] == n
+    assert dataclasses.asdict(plain.plan.problem)["n_units"] == n
     connection.execute("DROP TABLE tiny")

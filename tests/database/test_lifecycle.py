@@ -284,7 +284,7 @@ def test_installing_needs_a_server(tmp_path: Path, capsys: pytest.CaptureFixture
 STARTED = """
 import sys, psycopg
 from pg_dpml import extension
-from pg_dpml.embedded import EmbeddedServer
+from pg_dpml.server.embedded import EmbeddedServer
 assert str(extension.Sources.find().server).startswith(sys.argv[1]), extension.Sources.find()
 with EmbeddedServer(major=int(sys.argv[2])) as server, psycopg.connect(server.dsn) as connection:
     connection.execute("CREATE EXTENSION pg_dpml")

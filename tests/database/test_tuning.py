@@ -267,7 +267,7 @@ def test_the_good_candidate_is_chosen_and_charged_once(
     assert training["tuning"] == {
         "candidates": [{"radius": BAD}, {"radius": 1e3}, {"radius": 2 * BAD}],
         "chosen": {"radius": 1e3},
-        "n_rows": N,
+        "n_units": N,
         "portions": [225] * 4,
     }
     found = pg_dpml.evaluate(database, "m", "people", public=True)

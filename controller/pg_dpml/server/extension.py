@@ -7,7 +7,7 @@ embedded server; and PGXS, the way of server administrators. A wheel that was
 built with PG_DPML_PG_CONFIG carries modules for the servers named there, which
 are used before anything is compiled.
 
-`python -m pg_dpml.extension PG_CONFIG` installs into the server of that pg_config.
+`python -m pg_dpml.server.extension PG_CONFIG` installs into the server of that pg_config.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def tail(text: str, lines: int = 25) -> str:
 def _main(*arguments: str) -> int:
     try:
         if len(arguments) != 1:
-            raise SpecError("say which server: python -m pg_dpml.extension /path/to/its/pg_config")
+            raise SpecError("say which server: python -m pg_dpml.server.extension /path/to/its/pg_config")
         install_extension(Path(arguments[0]))
     except DpmlError as error:
         sys.stderr.write(f"{error}\n")
