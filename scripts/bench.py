@@ -41,10 +41,10 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.job import Job
-from pg_dpml.methods.sgd import Sgd, run_passes
 from pg_dpml.runs.train import start_run
 from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.training.job import Job
+from pg_dpml.training.sgd import Sgd, run_passes
 
 ROWS, QUICK_ROWS = 1_000_000, 5_000
 RUNS, QUICK_RUNS = 9, 3

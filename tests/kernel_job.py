@@ -13,7 +13,7 @@ import numpy as np
 from pg_dpml import replay
 from pg_dpml.blocks.blocks import GradientSums, GramSums
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.methods.plan import Plan
+from pg_dpml.training.plan import Plan
 
 
 def symmetric(triangle: FloatArray, size: int) -> FloatArray:
@@ -60,7 +60,7 @@ class KernelBlocks:
 
 
 class KernelJob:
-    """What methods ask of `pg_dpml.methods.job.Job`."""
+    """What methods ask of `pg_dpml.training.job.Job`."""
 
     def __init__(self, plan: Plan, blocks: list[bytes]) -> None:
         self.plan = plan

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss, Schedule
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy.noise import output
 from pg_dpml.spec.relation import Relation
+from pg_dpml.training.sgd import Sgd
 
 FloatArray = npt.NDArray[np.float64]
 Order = npt.NDArray[np.intp]

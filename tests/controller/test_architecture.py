@@ -15,7 +15,7 @@ import typer.main
 import pg_dpml
 from pg_dpml import cli
 from pg_dpml.errors import DpmlError
-from pg_dpml.spec.training import METHOD_OPTIONS
+from pg_dpml.training.spec import METHOD_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "controller" / "pg_dpml"
@@ -23,7 +23,18 @@ RULES = PACKAGE / "privacy" / "README.md"
 
 ROOMS = [
     *("names", "errors", "kernels", "replay"),
-    *("spec", "privacy", "database", "blocks", "tables", "methods", "ledger", "evaluation", "runs"),
+    *(
+        "spec",
+        "privacy",
+        "database",
+        "blocks",
+        "tables",
+        "training",
+        "methods",
+        "ledger",
+        "evaluation",
+        "runs",
+    ),
     *("reports", "server"),
     "",  # the package itself
     "cli",

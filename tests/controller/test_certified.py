@@ -18,16 +18,18 @@ from neighbours import LOSSES, FloatArray, Table
 from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.methods import baselines, bolt_on, certified, minimise
-from pg_dpml.methods.certified import Certified, Objective, make_certified
-from pg_dpml.methods.job import Result
-from pg_dpml.methods.minimise import Goal
-from pg_dpml.methods.plan import Problem, loss_options
+from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.reports import report
 from pg_dpml.runs.train import TrainResult
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training import certified, minimise
+from pg_dpml.training.certified import Certified, Objective, make_certified
+from pg_dpml.training.job import Result
+from pg_dpml.training.losses import loss_options
+from pg_dpml.training.minimise import Goal
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
 
 ADULT = Problem(30_000, 105, 1, "binary")
 ONE = PrivacySpec(1.0, 1e-9)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from pg_dpml import Comparison, ComparisonEntry, PrivacySpec, Relation, SpecError, TrainSpec
-from pg_dpml.methods.plan import Problem
 from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
 from pg_dpml.runs.train import Alternative, alternative, alternatives, plan_problem
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")

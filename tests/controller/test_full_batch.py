@@ -17,7 +17,6 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import auto, full_batch, sufficient_statistics
 from pg_dpml.methods.full_batch import Descent
-from pg_dpml.methods.plan import Plan, Problem, noise_record
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
@@ -25,7 +24,8 @@ from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.reports.report import plan_text
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import METHOD_OPTIONS, METHODS, TrainSpec
+from pg_dpml.training.plan import Plan, Problem, noise_record
+from pg_dpml.training.spec import METHOD_OPTIONS, METHODS, TrainSpec
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")

@@ -15,8 +15,6 @@ from scipy.stats import binom
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.methods.noisy_sgd import plan
-from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.accounting import subsampled
 from pg_dpml.privacy.noise import steps as step_noise
@@ -24,7 +22,9 @@ from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.reports import report
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.sgd import Sgd
+from pg_dpml.training.spec import TrainSpec
 
 ADULT = Problem(39_118, 106, 1, "binary")
 MNIST = Problem(56_046, 785, 10, "multiclass")

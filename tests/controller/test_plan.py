@@ -16,13 +16,13 @@ import pytest
 import oracles
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods import baselines, bolt_on
-from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.cost import Accounting
 from pg_dpml.runs.train import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, TrainSpec
 
 PROBLEMS = {
     "logistic": Problem(90, 4, 1, "binary"),

@@ -10,8 +10,8 @@ import pytest
 
 from pg_dpml.blocks.portions import equal_sizes
 from pg_dpml.errors import SpecError
-from pg_dpml.spec.grid import Grid
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.runs.grid import Grid
+from pg_dpml.training.spec import TrainSpec
 
 
 def test_a_grid_is_every_combination() -> None:

@@ -35,7 +35,7 @@ from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")

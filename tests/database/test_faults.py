@@ -35,13 +35,13 @@ from pg_dpml.database.database import Database
 from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger import opening
+from pg_dpml.runs.grid import Grid
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.server.host import Account, run_as, temporary_folder
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 from sqltools import empty_registry, scalar
 
 N = 200

@@ -20,11 +20,11 @@ from pg_dpml.reports.export import sql_expression
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
 from pg_dpml.tables.advice import check_text
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table
 from pg_dpml.tables.template import spec_template
+from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
 COLUMNS = ("id", "Patient", "\ufeffSpecies", "Weight ", "Sepal.Length", "age")

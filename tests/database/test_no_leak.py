@@ -39,12 +39,12 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.ledger import opening
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.plan import Plan
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.runs import requests
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, pg_config_paths
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
+from pg_dpml.training.plan import Plan
+from pg_dpml.training.sgd import Sgd
+from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS
 from sqltools import scalar
 
 # What is written where does not depend on the version; one with auto_explain shows the most.

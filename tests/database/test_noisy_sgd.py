@@ -18,9 +18,9 @@ from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import DataSpec, PrivacySpec, Relation, TrainSpec
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError
-from pg_dpml.methods import sgd
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import resolution
+from pg_dpml.training import sgd
+from pg_dpml.training.sgd import Sgd
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")

@@ -40,14 +40,14 @@ from pg_dpml.errors import (
 from pg_dpml.ledger import charging
 from pg_dpml.ledger import models as registry
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods import sgd as sgd_module
-from pg_dpml.methods.plan import Plan
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import resolution
+from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training import sgd as sgd_module
+from pg_dpml.training.plan import Plan
+from pg_dpml.training.sgd import Sgd
+from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar, work_tables
 
 pytestmark = pytest.mark.usefixtures("clean")

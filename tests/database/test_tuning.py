@@ -28,11 +28,11 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.evaluation import scoring
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.job import Job, Result
 from pg_dpml.privacy import resolution, selection
 from pg_dpml.reports import report
 from pg_dpml.runs.train import plan_problem, problem_of
 from pg_dpml.tables.measuring import LeftOut, ValueCount
+from pg_dpml.training.job import Job, Result
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")

@@ -16,16 +16,12 @@ from scipy.stats import binom, norm
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.ledger.terms import Budget
-from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.choice import choose_noise
 from pg_dpml.privacy.cost import (
     RULES,
     Accounting,
     Cost,
-    PoissonSteps,
-    PureReleases,
-    Releases,
     cost_of,
     epsilon_of,
     gaussian_part,
@@ -35,10 +31,12 @@ from pg_dpml.privacy.cost import (
 from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
 from pg_dpml.privacy.noise.output import ReleaseNoise, calibrate
 from pg_dpml.privacy.noise.steps import StepNoise, calibrate_passes, calibrate_poisson
+from pg_dpml.privacy.releases import PoissonSteps, PureReleases, Releases
 from pg_dpml.runs.train import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
 
 REPLACE, ZERO = Relation.REPLACE_ONE, Relation.ADD_REMOVE
 BUDGETS = [(0.1, 1e-9), (1.0, 1e-6), (3.0, 1e-5), (10.0, 1e-3)]

@@ -16,13 +16,14 @@ import neighbours
 from kernel_job import KernelJob
 from neighbours import FloatArray
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.certified import Certified
-from pg_dpml.methods.minimise import minimise
-from pg_dpml.methods.plan import Plan, Problem, loss_options
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.certified import Certified
+from pg_dpml.training.losses import loss_options
+from pg_dpml.training.minimise import minimise
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
 
 N = 50
 

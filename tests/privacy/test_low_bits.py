@@ -18,7 +18,6 @@ from gridpoints import EDGES, PLACES, Counts, ffi, lib, normal_probability
 from neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.privacy.noise import composed, output
@@ -27,7 +26,8 @@ from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.runs.train import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
 
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 

@@ -21,13 +21,13 @@ from neighbours import LONGEST_ROW, FloatArray, Table
 from pg_dpml import replay
 from pg_dpml.kernels import Schedule, noise_grid
 from pg_dpml.methods import noisy_sgd
-from pg_dpml.methods.plan import Problem
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.sgd import Sgd
+from pg_dpml.training.spec import TrainSpec
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 PAIRS = 50

@@ -14,11 +14,11 @@ from scipy import stats
 import neighbours
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import gaussian
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
 
 RELEASES = 20_000
 CONFIDENCE = 0.999

@@ -39,18 +39,19 @@ from gridpoints import (
 from neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import resolution
-from pg_dpml.privacy.cost import Releases, gaussian_part
+from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.privacy.noise import sums
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.privacy.noise.steps import StepNoise
+from pg_dpml.privacy.releases import Releases
 from pg_dpml.runs.train import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
 
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 BITS = (20.0, 26.0, 35.0, 40.0, 44.9)

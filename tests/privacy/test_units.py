@@ -18,9 +18,9 @@ import pytest
 from pg_dpml import kernels, replay
 from pg_dpml.kernels import Loss, Schedule
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.plan import Problem
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
 
 FloatArray = npt.NDArray[np.float64]
 LOSSES = {

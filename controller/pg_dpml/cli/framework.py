@@ -30,7 +30,7 @@ from pg_dpml.database.session import Session
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, DpmlError
 from pg_dpml.names import shown, visible_lines
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
+from pg_dpml.training.spec import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
 
 app = typer.Typer(
     name="dpml",

@@ -25,8 +25,9 @@ from pg_dpml.ledger.budgets import (
 from pg_dpml.ledger.claims import budget_of, claim, readable_budget
 from pg_dpml.ledger.terms import Outlook, Priced, Terms, exact, price
 from pg_dpml.names import shown
-from pg_dpml.privacy.cost import Accounting, GaussianRun
+from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.releases import GaussianRun
 
 __all__ = [
     "Charged",

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods import bolt_on, full_batch, sufficient_statistics
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise import composed
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["plan"]
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.certified import Objective
-from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.minimise import Goal
-from pg_dpml.methods.plan import Plan, Problem, choose_loss
-from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.certified import Objective
+from pg_dpml.training.job import Job, Result
+from pg_dpml.training.losses import choose_loss
+from pg_dpml.training.minimise import Goal
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["Lbfgs", "plan", "run"]
 

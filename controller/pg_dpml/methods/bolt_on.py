@@ -21,17 +21,18 @@ from dataclasses import dataclass, replace
 from pg_dpml import kernels
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.methods.certified import Certified, Objective, make_certified
-from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Plan, Problem, Work, choose_loss, privacy_warnings
-from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import knorm, resolution
 from pg_dpml.privacy.choice import NoiseChoice, choose_noise
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import SGD_OPTIONS, TrainSpec
+from pg_dpml.training.certified import Certified, Objective, make_certified
+from pg_dpml.training.job import Job, Result
+from pg_dpml.training.losses import choose_loss
+from pg_dpml.training.plan import Plan, Problem, Work, privacy_warnings
+from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
+from pg_dpml.training.spec import SGD_OPTIONS, TrainSpec
 
 __all__ = ["plan", "release", "run"]
 

@@ -19,14 +19,15 @@ import numpy as np
 from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Plan, Problem, choose_clipped_loss, loss_options, privacy_warnings
-from pg_dpml.methods.sgd import average_start
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.job import Job, Result
+from pg_dpml.training.losses import choose_clipped_loss, loss_options
+from pg_dpml.training.plan import Plan, Problem, privacy_warnings
+from pg_dpml.training.sgd import average_start
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["Descent", "Whitening", "plan", "run"]
 

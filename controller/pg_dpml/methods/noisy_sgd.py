@@ -22,15 +22,16 @@ from dataclasses import dataclass, replace
 from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Plan, Problem, choose_clipped_loss, privacy_warnings
-from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.job import Job, Result
+from pg_dpml.training.losses import choose_clipped_loss
+from pg_dpml.training.plan import Plan, Problem, privacy_warnings
+from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["plan", "run"]
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What a run costs: costs that add up, and the limits they may add up to.
-
-Everything is an exact decimal: a cost is rounded up, a limit down. The proofs:
-privacy/README.md, "Budgets".
-"""
+"""x"""
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.privacy.noise.steps import StepNoise
+from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, PureReleases, Releases, releases_of
 from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
 from pg_dpml.spec.relation import Relation
 
@@ -27,15 +24,10 @@ __all__ = [
     "RULES",
     "Accounting",
     "Cost",
-    "GaussianRun",
-    "PoissonSteps",
-    "PureReleases",
-    "Releases",
     "cost_of",
     "epsilon_of",
     "gaussian_part",
     "limit_of",
-    "releases_of",
     "zcdp_delta",
 ]
 
@@ -114,63 +106,6 @@ def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
     rest = float(_DOWN.subtract(delta, others)) * (1.0 - _ROOM)
     loss = gaussian_mu(float(epsilon), rest) ** 2 if rule == "gdp" else _zcdp_rho(float(epsilon), rest)
     return Cost(_DOWN.create_decimal_from_float(loss * (1.0 - _ROOM)), others)
-
-
-@dataclass(frozen=True)
-class Releases:
-    """Gaussian noise on sums of a fixed sensitivity, all of a run together.
-
-    Attributes
-    ----------
-    mu : float
-        Sensitivity over standard deviation, under the relation of the run, and what the finite precision
-        of the sampler may add.
-    delta : float
-        What the end of the sampler's tail may add.
-    """
-
-    mu: float
-    delta: float
-
-
-@dataclass(frozen=True)
-class PoissonSteps:
-    """Gaussian noise on sums over Poisson batches.
-
-    Attributes
-    ----------
-    multiplier : float
-        Standard deviation in units of the bound on one unit's share, with its head room for rounding.
-    sampling : float
-        As accounted for.
-    steps : int
-    precision : float
-        What the finite precision of the sampler may add to mu.
-    delta : float
-        What the end of the sampler's tail may add, and batches that are larger than accounted for.
-    """
-
-    multiplier: float
-    sampling: float
-    steps: int
-    precision: float
-    delta: float
-
-
-@dataclass(frozen=True)
-class PureReleases:
-    """K-norm noise: the run has its epsilon without its delta.
-
-    Attributes
-    ----------
-    delta : float
-        What the end of the sampler's tail may add.
-    """
-
-    delta: float
-
-
-GaussianRun = Releases | PoissonSteps | PureReleases
 
 
 def cost_of(
@@ -271,11 +206,6 @@ def gaussian_part(noise: object) -> GaussianRun | None:
             sampler_delta(numbers) + noise.unlikely,
         )
     return None
-
-
-def releases_of(mu: float, numbers: int) -> Releases:
-    """With what the sampler takes of so many numbers. Source: privacy/README.md, "The sampler"."""
-    return Releases(mu + sampler_mu(numbers), sampler_delta(numbers))
 
 
 def epsilon_of(rule: str, loss: Decimal, delta: Decimal) -> float:

@@ -17,7 +17,6 @@ from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.evaluation.noisy_error import NoisyError
 from pg_dpml.ledger.models import Model
 from pg_dpml.ledger.terms import Outlook
-from pg_dpml.methods.plan import Plan, PlannedNoise, noise_record
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import belief_text, odds_factor, posterior, protected
@@ -27,6 +26,7 @@ from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.runs.train import Alternative, TrainResult
 from pg_dpml.runs.tuning import TuneResult, setting_text
 from pg_dpml.spec.relation import Relation
+from pg_dpml.training.plan import Plan, PlannedNoise, noise_record
 
 __all__ = [
     "WHITENED",

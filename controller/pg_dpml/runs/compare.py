@@ -19,15 +19,15 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
 from pg_dpml.evaluation import scoring
 from pg_dpml.ledger.charged import failure_text
-from pg_dpml.methods.job import Job, Progress
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.names import did_you_mean, shown, visible
 from pg_dpml.runs.train import Alternative, alternative, problem_of, run_method, start_run
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
 from pg_dpml.tables.measuring import LeftOut, count_left_out
+from pg_dpml.training.job import Job, Progress
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

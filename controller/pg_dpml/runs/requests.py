@@ -30,9 +30,9 @@ from pg_dpml.errors import (
 from pg_dpml.ledger import budgets, claims, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.names import did_you_mean, shown, visible
+from pg_dpml.runs.requested import read_options
 from pg_dpml.runs.train import train_model
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.requested import read_options
 
 __all__ = [
     "Dataset",

@@ -23,14 +23,14 @@ from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.charged import run_charged
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
-from pg_dpml.methods.job import Job, Method, Progress, Result
-from pg_dpml.methods.plan import Plan, Problem, noise_record
 from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.resolution import with_least_epsilon
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS, TrainSpec
+from pg_dpml.training.job import Job, Method, Progress, Result
+from pg_dpml.training.plan import Plan, Problem, noise_record
+from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS, TrainSpec
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -26,12 +26,11 @@ from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.ledger import charging
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.charged import run_charged
-from pg_dpml.methods.job import Job, Progress, Result
-from pg_dpml.methods.plan import Plan, noise_record
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.runs.grid import Grid
 from pg_dpml.runs.train import (
     TrainResult,
     charged_problem,
@@ -44,10 +43,11 @@ from pg_dpml.runs.train import (
     train_model,
 )
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import NOT_PRIVATE_METHODS
 from pg_dpml.tables.measuring import LeftOut, count_left_out
+from pg_dpml.training.job import Job, Progress, Result
+from pg_dpml.training.plan import Plan, noise_record
+from pg_dpml.training.spec import NOT_PRIVATE_METHODS
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -18,7 +18,7 @@ from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["ADULT_SPEC", "Demo", "adult_server", "run_demo"]
 

@@ -15,9 +15,10 @@ from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.session import sql
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.kernels import FloatArray, Loss, Schedule
-from pg_dpml.methods.job import Job
-from pg_dpml.methods.plan import Problem, loss_options
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.job import Job
+from pg_dpml.training.losses import loss_options
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
 

@@ -18,7 +18,7 @@ else:
     pass
 from pg_dpml.spec.checks import as_table, require_known
 from pg_dpml.spec.files import read_toml
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = [
     "Grid",

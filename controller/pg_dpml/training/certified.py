@@ -18,9 +18,10 @@ import numpy as np
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.methods.job import Job
-from pg_dpml.methods.minimise import Goal, minimise
-from pg_dpml.methods.plan import Problem, loss_options
+from pg_dpml.training.job import Job
+from pg_dpml.training.losses import loss_options
+from pg_dpml.training.minimise import Goal, minimise
+from pg_dpml.training.plan import Problem
 
 __all__ = ["Certified", "Objective", "make_certified"]
 

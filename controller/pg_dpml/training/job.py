@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import FloatArray
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["Job", "Method", "Progress", "Result"]
 

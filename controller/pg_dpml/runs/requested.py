@@ -14,10 +14,10 @@ if sys.version_info >= (3, 11):
     pass
 else:
     pass
+from pg_dpml.runs.grid import train_options
 from pg_dpml.spec.checks import as_table, require_known
-from pg_dpml.spec.grid import train_options
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import NOT_PRIVATE_METHODS, TrainSpec
+from pg_dpml.training.spec import NOT_PRIVATE_METHODS, TrainSpec
 
 __all__ = [
     "read_options",
