@@ -24,7 +24,7 @@ from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.reports.report import plan_text
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.training.plan import Plan, Problem, noise_record
+from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.spec import METHOD_OPTIONS, METHODS, TrainSpec
 
 # The package's function of the same name hides the module.
@@ -292,7 +292,7 @@ def test_tiny_tables_have_a_plan(loss: str, n: int) -> None:
         assert math.isfinite(noise.score_stddev)
         assert plan.warnings
         assert "sums of gradients" in " ".join(plan_text(plan).split())
-        json.dumps(noise_record(noise) | work.record(n), allow_nan=False)
+        json.dumps(noise.record() | work.record(n), allow_nan=False)
 
 
 CHOICES = [

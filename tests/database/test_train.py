@@ -321,7 +321,8 @@ def test_a_model_predicts_what_it_learned(
 def test_what_is_stored(database: str, connection: psycopg.Connection) -> None:
     result = pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(method="bolt-on", passes=2), name="m")
     ((charge, *entry),) = ledger(connection)
-    noise = dataclasses.asdict(result.plan.noise)  # type: ignore[arg-type]
+    assert result.plan.noise is not None
+    noise = result.plan.noise.record()
     expected = ["public.people", "m", "bolt-on", True, Decimal(1), Decimal("0.000001"), "replace_one", N]
     assert entry[:-1] == expected
     assert entry[-1] | noise == entry[-1]

@@ -8,6 +8,7 @@ and of the words that lead to a grid point.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,9 +106,7 @@ def test_losses_of_many_real_releases() -> None:
 def finest(noise: ReleaseNoise) -> ReleaseNoise:
     """The same with the widest noise that is drawn on its grid."""
     share = noise.score_stddev / noise.scale
-    return ReleaseNoise(
-        noise.kind, 2.0**45 * noise.grid / share, noise.sensitivity, 0.0, noise.grid, noise.n_weights
-    )
+    return replace(noise, scale=2.0**45 * noise.grid / share, calibrated_sensitivity=0.0)
 
 
 def right_guesses(own: FloatArray) -> float:

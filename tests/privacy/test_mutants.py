@@ -39,6 +39,7 @@ class Mutant:
 
 KERNELS = "udas/kernels"
 METHODS = "controller/pg_dpml/methods"
+TRAINING = "controller/pg_dpml/training"
 PRIVACY = "controller/pg_dpml/privacy"
 SPEC = "controller/pg_dpml/spec"
 TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
@@ -121,8 +122,8 @@ MUTANTS = [
     Mutant(
         "passes-charged-as-one",
         PRIVACY,
-        "mu = math.sqrt(noise.passes) * noise",
-        "mu = noise",
+        "n_weights, mu=mu",
+        "n_weights, mu=mu / math.sqrt(passes)",
         f"{TEST_BUDGET}::test_shuffled_passes_are_a_gaussian_release",
     ),
     Mutant(
@@ -156,8 +157,8 @@ MUTANTS = [
     Mutant(
         "noise-of-errors-halved",
         PRIVACY,
-        "scale = knorm_scale(sensitivity, epsilon, 1)",
-        "scale = knorm_scale(sensitivity, 2.0 * epsilon, 1)",
+        "ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1, mu)",
+        "ReleaseNoise(kind, scale / 2.0, sensitivity, sensitivity, 1.0, 1, mu)",
         f"{TEST_SCORES}::test_guarantee",
     ),
     Mutant(
@@ -177,8 +178,8 @@ MUTANTS = [
     Mutant(
         "scaled-textbook-instead-of-mu",
         PRIVACY,
-        "return sensitivity / gaussian_share(epsilon, delta, n_numbers) * ROUND_UP",
-        "return 0.8 * sensitivity * math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon",
+        "return gaussian_stddev(sensitivity, mu), mu",
+        "return 0.8 * sensitivity * math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon, mu",
         f"{TEST_MECHANISMS}::test_noise_scales",
     ),
     Mutant(
@@ -310,8 +311,8 @@ MUTANTS = [
     Mutant(
         "sigma-without-sqrt-k",
         PRIVACY,
-        "gaussian.gaussian_stddev(math.sqrt(passes), epsilon, delta, passes * n_weights)",
-        "gaussian.gaussian_stddev(1.0, epsilon, delta, passes * n_weights)",
+        "gaussian.gaussian_stddev(math.sqrt(passes), mu)",
+        "gaussian.gaussian_stddev(1.0, mu)",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_several_passes",
     ),
     Mutant(
@@ -373,8 +374,8 @@ MUTANTS = [
     Mutant(
         "delta-of-one-pass-of-noise",
         PRIVACY,
-        "math.sqrt(passes), epsilon, delta, passes * n_weights)",
-        "math.sqrt(passes), epsilon, delta, n_weights)",
+        "gaussian_share(epsilon, delta, passes * n_weights)",
+        "gaussian_share(epsilon, delta, n_weights)",
         f"{TEST_CALIBRATION}::test_delta_covers_every_number_of_noise[scs13]",
     ),
     Mutant(
@@ -520,7 +521,7 @@ MUTANTS = [
     ),
     Mutant(
         "steps-of-units-as-long-as-of-rows",
-        METHODS,
+        TRAINING,
         "max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)",
         "max_step=1.0 / (loss.smoothness + lambda_)",
         "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",
@@ -627,21 +628,21 @@ MUTANTS = [
     ),
     Mutant(
         "certified-answers-taken-for-minimisers",
-        METHODS,
+        TRAINING,
         "gradient_change / n_units + 2.0 * self.gradient_norm",
         "gradient_change / n_units + 0.0 * self.gradient_norm",
         f"{TEST_CERTIFIED}::test_noise_of_a_certified_run",
     ),
     Mutant(
         "certificate-without-its-rounding",
-        METHODS,
+        TRAINING,
         "(self.gradient_norm - self.rounding) *",
         "self.gradient_norm *",
         f"{TEST_CERTIFIED}::test_tau_is_above_the_rounding_whatever_n",
     ),
     Mutant(
         "gradient-not-certified",
-        METHODS,
+        TRAINING,
         "reached = self.norm <= self.goal.gradient_norm",
         "reached = self.passes > 20",
         f"{TEST_CERTIFIED}::test_every_table_is_certified",

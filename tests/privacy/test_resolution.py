@@ -40,7 +40,6 @@ from neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.privacy import resolution
-from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.privacy.noise import sums
 from pg_dpml.privacy.noise.composed import ComposedNoise
@@ -379,7 +378,8 @@ def delivered(method: str, table: tuple[int, int, int], epsilon: float) -> Deliv
         error = max(error, math.sqrt(float(np.mean(errors**2))))
         numbers += times * drawn.n_weights
         extra += 2.0 * times * drawn.n_weights * float(np.mean(errors**2))
-    part = gaussian_part(plan.noise)
+    assert plan.noise is not None
+    part = plan.noise.releases()
     assert isinstance(part, Releases)
     return Delivered(
         gaussian_mu(epsilon, plan.guarantee.delta),

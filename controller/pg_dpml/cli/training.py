@@ -30,7 +30,6 @@ from pg_dpml.cli.framework import (
 from pg_dpml.cli.progress import progress_bar, resume
 from pg_dpml.ledger import budgets, charging, runs_left
 from pg_dpml.names import shown, visible
-from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
@@ -62,7 +61,7 @@ def plan(
     others = () if privacy is None else alternatives(decided.problem, privacy)
     outlook = None
     if privacy is not None and decided.guarantee is not None and decided.noise is not None:
-        gaussian = gaussian_part(decided.noise)
+        gaussian = None if decided.noise is None else decided.noise.releases()
         with output.session() as session:
             table = resolve(session, data).table
             outlook = charging.outlook(

@@ -69,7 +69,7 @@ def charge(
         That the run reads.
     guarantee : Guarantee
     gaussian : Releases, PoissonSteps or None
-        See `privacy.budget.gaussian_part`.
+        See `RunNoise.releases`.
     dataset : str or None
         Whose budget to charge; None: that which lists the table, if any does.
     model, method, n_rows, mechanism

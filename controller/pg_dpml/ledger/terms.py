@@ -35,7 +35,7 @@ _LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
 LEAST_BASIC_DELTA = Decimal("1e-30")
 
 Priced = tuple[Guarantee, GaussianRun | None]
-"""What a run's cost follows from; the second: see `privacy.budget.gaussian_part`."""
+"""What a run's cost follows from; the second: see `RunNoise.releases`."""
 
 
 @dataclass(frozen=True)

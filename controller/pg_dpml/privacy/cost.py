@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: PostgreSQL
-"""x"""
+"""What a run costs: costs that add up, and the limits they may add up to.
+
+Everything is an exact decimal: a cost is rounded up, a limit down. The proofs:
+privacy/README.md, "Budgets".
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,7 @@ import scipy  # which imports its parts where they are used
 
 from pg_dpml.privacy.accounting import subsampled
 from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
-from pg_dpml.privacy.noise.composed import ComposedNoise
-from pg_dpml.privacy.noise.output import ReleaseNoise
-from pg_dpml.privacy.noise.steps import StepNoise
-from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, PureReleases, Releases, releases_of
-from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
+from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, PureReleases, Releases
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Cost",
     "cost_of",
     "epsilon_of",
-    "gaussian_part",
     "limit_of",
     "zcdp_delta",
 ]
@@ -125,7 +124,7 @@ def cost_of(
     epsilon, delta : Decimal
         Of the run, in (0, inf) and [0, 1).
     gaussian : Releases, PoissonSteps, PureReleases or None
-        See `gaussian_part`.
+        See `RunNoise.releases`.
     run, budget : Relation
         Which neighbours the guarantee of the run, and of the budget, is about. A zero row is one of the
         values that `replace_one` replaces with; the other way takes two steps.
@@ -170,42 +169,6 @@ def cost_of(
 def _poisson_mu(run: PoissonSteps, spare: float, relation: Relation) -> float:
     """Kept, since a plan is often made twice and this can take a second."""
     return subsampled.subsampled_gaussian_mu(run.multiplier, run.sampling, run.steps, spare, relation)
-
-
-def gaussian_part(noise: object) -> GaussianRun | None:
-    """What a run's noise says of it, beyond its epsilon and delta.
-
-    Parameters
-    ----------
-    noise : object
-        Of a plan.
-
-    Notes
-    -----
-    None for a run that is not, or not only, Gaussian noise on sums. Source: privacy/README.md, "One release",
-    "Full-batch gradients", "Noise at every step" and "Poisson batches".
-    """
-    if isinstance(noise, ReleaseNoise) and noise.kind == "k-norm" and noise.scale > 0.0:
-        return PureReleases(sampler_delta(noise.n_weights))
-    if isinstance(noise, ReleaseNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
-        return releases_of(noise.calibrated_sensitivity / noise.scale, noise.n_weights)
-    if isinstance(noise, ComposedNoise):
-        numbers = noise.steps * noise.n_weights if noise.gradient is not None else 0
-        numbers += noise.moments.n_weights if noise.moments is not None else 0
-        return releases_of(noise.mu, numbers)
-    if isinstance(noise, StepNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
-        if noise.accounted_sampling is None:
-            mu = math.sqrt(noise.passes) * noise.calibrated_sensitivity / noise.scale
-            return releases_of(mu, noise.passes * noise.n_weights)
-        numbers = noise.steps * noise.n_weights
-        return PoissonSteps(
-            noise.noise_multiplier * noise.sensitivity / noise.calibrated_sensitivity,
-            noise.accounted_sampling,
-            noise.steps,
-            2.0 * sampler_mu(numbers),
-            sampler_delta(numbers) + noise.unlikely,
-        )
-    return None
 
 
 def epsilon_of(rule: str, loss: Decimal, delta: Decimal) -> float:

@@ -20,13 +20,11 @@ from pg_dpml.ledger.terms import Outlook
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import belief_text, odds_factor, posterior, protected
-from pg_dpml.privacy.noise.composed import ComposedNoise
-from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.runs.train import Alternative, TrainResult
 from pg_dpml.runs.tuning import TuneResult, setting_text
 from pg_dpml.spec.relation import Relation
-from pg_dpml.training.plan import Plan, PlannedNoise, noise_record
+from pg_dpml.training.plan import Plan
 
 __all__ = [
     "WHITENED",
@@ -147,7 +145,7 @@ def plan_record(
         record["relation"] = plan.guarantee.relation.value
         record["belief"] = {"before": 0.5, "after_at_most": posterior(0.5, plan.guarantee.epsilon)}
     if plan.noise is not None:
-        record["noise"] = noise_record(plan.noise)
+        record["noise"] = plan.noise.record()
     if plan.reason:
         record["reason"] = plan.reason
     if plan.noise_reason:
@@ -201,7 +199,7 @@ def _how_lines(plan: Plan) -> list[str]:
         ),
         *([("Why", plan.reason)] if plan.reason else []),
         *plan.work.lines(),
-        *((("Noise on", _noised(plan.noise)), *plan.noise.lines()) if plan.noise is not None else ()),
+        *((("Noise on", plan.noise.added_to), *plan.noise.lines()) if plan.noise is not None else ()),
         *([("Noise kind", plan.noise_reason)] if plan.noise_reason else []),
     ]
     if plan.guarantee is not None:
@@ -217,15 +215,6 @@ def _outlook_text(outlook: Outlook) -> str:
     return f"{shown(budget.dataset)}: the run costs {budget.amount(outlook.cost)}; {left}{verdict}{reason}"
 
 
-def _noised(noise: PlannedNoise) -> str:
-    """What the noise of a run is added to."""
-    if isinstance(noise, ReleaseNoise):
-        return "the finished model, once"
-    if isinstance(noise, ComposedNoise) and noise.moments is not None:
-        return "the second moments" + ("" if noise.gradient is None else ", and every step's gradient")
-    return "every step's gradient"
-
-
 def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
     if not others:
         return []
@@ -237,7 +226,7 @@ def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
             passes = other.plan.work.passes
             noise = other.plan.noise
             taken = "-" if passes is None else f"{passes}"
-            rows.append((other.method, taken, f"{noise.score_stddev:.3g}", _noised(noise)))
+            rows.append((other.method, taken, f"{noise.score_stddev:.3g}", noise.added_to))
     note = (
         "Private methods with their default options under the same guarantee. Passes are all readings of the "
         "rows: those before the first step too. Scores of different methods differ in size, so that noise "

@@ -23,13 +23,12 @@ from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.charged import run_charged
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
-from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.resolution import with_least_epsilon
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.job import Job, Method, Progress, Result
-from pg_dpml.training.plan import Plan, Problem, noise_record
+from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS, TrainSpec
 
 if TYPE_CHECKING:
@@ -388,14 +387,14 @@ def _charge(
         session,
         source.table,
         decided.guarantee,
-        gaussian_part(decided.noise),
+        decided.noise.releases(),
         at_epsilon=partial(priced_at, decided.problem, privacy, training),
         dataset=data.dataset,
         request=request,
         model=name,
         method=decided.method,
         n_rows=decided.problem.n_units,
-        mechanism=noise_record(decided.noise),
+        mechanism=decided.noise.record(),
         terms=terms,
     )
 
@@ -410,7 +409,8 @@ def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsil
     """
     decided = _plan(problem, replace(privacy, epsilon=epsilon), training)
     assert decided.guarantee is not None
-    return decided.guarantee, gaussian_part(decided.noise)
+    assert decided.noise is not None
+    return decided.guarantee, decided.noise.releases()
 
 
 def _made_before(session: Session, charge: int, decided: Plan, name: str) -> TrainResult:
@@ -513,7 +513,7 @@ def _privacy_record(decided: Plan) -> dict[str, Any]:
         "epsilon": decided.guarantee.epsilon,
         "delta": decided.guarantee.delta,
         "relation": decided.guarantee.relation.value,
-        "noise": noise_record(decided.noise),
+        "noise": decided.noise.record(),
     }
 
 

@@ -46,7 +46,7 @@ from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.training.job import Job, Progress, Result
-from pg_dpml.training.plan import Plan, noise_record
+from pg_dpml.training.plan import Plan
 from pg_dpml.training.spec import NOT_PRIVATE_METHODS
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
     registry.require_new_name(session, tuning.name)
     candidates = [
         {"method": plan.method, "setting": dict(setting)}
-        | ({} if plan.noise is None else noise_record(plan.noise))
+        | ({} if plan.noise is None else plan.noise.record())
         for plan, setting in zip(tuning.plans, tuning.grid.settings, strict=True)
     ]
     return charging.charge(

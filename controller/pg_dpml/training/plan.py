@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import Field, asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.noise.base import RunNoise
 from pg_dpml.spec.privacy import PrivacySpec
 
 __all__ = [
     "Plan",
-    "PlannedNoise",
     "Problem",
     "Work",
-    "noise_record",
     "privacy_warnings",
 ]
 
@@ -77,25 +76,6 @@ class Work(Protocol):
         """Headings and texts that describe the passes."""
 
 
-class PlannedNoise(Protocol):
-    """The noise of a whole run: what is charged, stored with the model and shown."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    damped: ClassVar[bool]
-    """Later steps damp it, by how much nobody computes: what is said of a score is a bound."""
-
-    @property
-    def score_stddev(self) -> float:
-        """Standard deviation of the noise in the score of a row of norm 1."""
-
-    @property
-    def expected_norm(self) -> float:
-        """Root mean square of the norm of the noise in the model."""
-
-    def lines(self) -> Sequence[tuple[str, str]]:
-        """Headings and texts that describe the noise."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """One run, decided from public numbers alone.
@@ -108,7 +88,7 @@ class Plan:
         Its passes.
     guarantee : Guarantee or None
         None stamps the run as not private.
-    noise : PlannedNoise or None
+    noise : RunNoise or None
     tolerance : float or None
         Of the convergence test of non-private runs.
     warnings : tuple of str
@@ -122,7 +102,7 @@ class Plan:
     problem: Problem
     work: Work
     guarantee: Guarantee | None
-    noise: PlannedNoise | None
+    noise: RunNoise | None
     tolerance: float | None
     warnings: tuple[str, ...] = ()
     reason: str = ""
@@ -132,15 +112,6 @@ class Plan:
     def private(self) -> bool:
         """False for baselines."""
         return self.guarantee is not None
-
-
-def noise_record(noise: PlannedNoise) -> dict[str, Any]:
-    """Noise as a JSON-ready mapping, as it is charged, stored and shown."""
-    return asdict(noise) | {
-        "score_stddev": noise.score_stddev,
-        "expected_norm": noise.expected_norm,
-        "damped": noise.damped,
-    }
 
 
 def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> list[str]:

@@ -13,6 +13,8 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.privacy import gaussian, knorm, resolution
 from pg_dpml.privacy.accounting import bst14, subsampled
+from pg_dpml.privacy.noise.base import Recorded
+from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, releases_of
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -36,7 +38,7 @@ _MOST_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class StepNoise:
+class StepNoise(Recorded):
     """The noise of all steps of a run.
 
     Attributes
@@ -70,6 +72,11 @@ class StepNoise:
         `sampling` with head room for the rounding of coins, as the accountant takes it.
     unlikely : float
         Share of delta that is left to Poisson batches larger than the rounding was bounded for.
+    mu : float
+        Of Gaussian noise in shuffled passes: that of all passes together, at most. Else 0.
+    accounted_multiplier : float
+        Of Poisson batches: standard deviation in units of the bound on one unit's share, as the accountant
+        takes it. Else 0.
     """
 
     kind: str
@@ -87,6 +94,8 @@ class StepNoise:
     score_stddev: float = 0.0
     accounted_sampling: float | None = None
     unlikely: float = 0.0
+    mu: float = 0.0
+    accounted_multiplier: float = 0.0
 
     damped: ClassVar[bool] = True
 
@@ -100,6 +109,26 @@ class StepNoise:
     def expected_norm(self) -> float:
         """Root mean square of the norm of the noise in the model, at most."""
         return self.score_stddev * math.sqrt(self.n_weights)
+
+    @property
+    def added_to(self) -> str:
+        """What the noise is added to, in words."""
+        return "every step's gradient"
+
+    def releases(self) -> GaussianRun | None:
+        """All steps together. Source: privacy/README.md, "Noise at every step" and "Poisson batches"."""
+        if self.kind != "gaussian" or self.scale == 0.0:
+            return None
+        if self.accounted_sampling is None:
+            return releases_of(self.mu, self.passes * self.n_weights)
+        numbers = self.steps * self.n_weights
+        return PoissonSteps(
+            self.accounted_multiplier,
+            self.accounted_sampling,
+            self.steps,
+            2.0 * resolution.sampler_mu(numbers),
+            resolution.sampler_delta(numbers) + self.unlikely,
+        )
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
@@ -197,14 +226,16 @@ def calibrate_passes(
     change = relation.gradient_change(bound)
     if steps == 0:
         return StepNoise(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, None, "exact", n_weights)
+    mu = 0.0
     if delta > 0.0:
-        ratio = gaussian.gaussian_stddev(math.sqrt(passes), epsilon, delta, passes * n_weights)
+        mu = gaussian.gaussian_share(epsilon, delta, passes * n_weights)
+        ratio = gaussian.gaussian_stddev(math.sqrt(passes), mu)
     else:
         ratio = knorm.knorm_scale(1.0, epsilon, n_weights, passes)
     rounding = _sum_rounding(batch_rows, row_bound)
     scale, calibrated, grid = resolution.step_room(kind, ratio, change, bound, rounding, n_weights)
     return StepNoise(
-        kind, scale, scale / bound, change, calibrated, grid, steps, passes, None, "exact", n_weights
+        kind, scale, scale / bound, change, calibrated, grid, steps, passes, None, "exact", n_weights, mu=mu
     )
 
 
@@ -345,7 +376,7 @@ def calibrate_poisson(
     change = relation.gradient_change(bound)
     noise = StepNoise(
         "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
-        sampling, name, n_weights, accounted_sampling=q, unlikely=unlikely,
+        sampling, name, n_weights, accounted_sampling=q, unlikely=unlikely, accounted_multiplier=scale / calibrated,
     )  # fmt: skip
     return noise, warning
 
