@@ -368,7 +368,9 @@ class Bench:
 
     def _noisy_pass(self, name: str, training: TrainSpec, *, by_rows: bool = False) -> Result:
         """Runs of one pass over rows that are packed once; the other side has batches of the same size."""
-        plain = TrainSpec(method="bolt-on", passes=1, batch_size=training.batch_size, schedule="inverse_sqrt")
+        plain = TrainSpec(
+            method="bolt-on", passes=1, batch_size=training.get("batch_size"), schedule="inverse_sqrt"
+        )
         connection = self._open()
         ours, others = [], []
         with Database(self.dsn).session("REPEATABLE READ") as session:

@@ -15,7 +15,7 @@ import typer.main
 import pg_dpml
 from pg_dpml import cli
 from pg_dpml.errors import DpmlError
-from pg_dpml.training.spec import METHOD_OPTIONS
+from pg_dpml.training.method import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "controller" / "pg_dpml"
@@ -287,7 +287,7 @@ def test_the_readme_lists_the_options_of_every_method() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     cells = dict(re.findall(r"^\| `([a-z0-9-]+)` \|.*\|.*\|([^|]*)\|$", readme, re.MULTILINE))
     listed: dict[str, set[str]] = {}
-    for method, used in METHOD_OPTIONS.items():
+    for method, used in ((name, one.options.declared()) for name, one in methods().items()):
         options = {name.rstrip("_").replace("_", "-") for name in used}
         if method != "auto":
             own, _, left_out = cells[method].partition(" but ")

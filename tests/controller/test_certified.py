@@ -18,7 +18,6 @@ from neighbours import LOSSES, FloatArray, Table
 from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.methods import baselines, bolt_on
 from pg_dpml.reports import report
 from pg_dpml.runs.train import TrainResult
 from pg_dpml.spec.privacy import PrivacySpec
@@ -30,6 +29,7 @@ from pg_dpml.training.losses import loss_options
 from pg_dpml.training.minimise import Goal
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 ADULT = Problem(30_000, 105, 1, "binary")
 ONE = PrivacySpec(1.0, 1e-9)
@@ -355,7 +355,7 @@ def test_without_convexity_it_gives_up() -> None:
 
 
 def plan(problem: Problem = ADULT, privacy: PrivacySpec = ONE, **training: Any) -> Any:
-    return bolt_on.plan(problem, privacy, TrainSpec(method="bolt-on", **training))
+    return decide(problem, privacy, TrainSpec(method="bolt-on", **training))
 
 
 @pytest.mark.parametrize("delta", [0.0, None])
@@ -464,7 +464,7 @@ def test_a_run_tells_no_number_of_passes() -> None:
     for table in (nasty(kind, loss, np.random.default_rng(2)) for kind in ("scaled", "constant columns")):
         job: Any = FakeJob(table, loss)
         job.plan = plan(job.problem, clip=0.3, lambda_=1e-3)
-        result: Result = bolt_on.run(job)
+        result: Result = job.plan.run(job)
         assert result.passes is None
         seen.append((job.passes, job.phases))
     assert seen[0][0] != seen[1][0]
@@ -488,7 +488,7 @@ def test_a_run_tells_no_number_of_passes() -> None:
 
 
 def lbfgs(problem: Problem = ADULT, **training: Any) -> Any:
-    return baselines.plan(problem, None, TrainSpec(method="lbfgs", **training))
+    return decide(problem, None, TrainSpec(method="lbfgs", **training))
 
 
 def test_the_baseline_minimises_and_is_not_private() -> None:
@@ -497,9 +497,9 @@ def test_the_baseline_minimises_and_is_not_private() -> None:
     for training, norm in (({}, 1e-8), ({"tolerance": 1e-3}, 1e-3), ({"lambda_": 0.0}, 1e-8)):
         job: Any = FakeJob(table, loss)
         job.plan = lbfgs(job.problem, **training)
-        assert (job.plan.private, job.plan.method, job.plan.tolerance) == (False, "lbfgs", norm)
+        assert (job.plan.private, job.plan.method, job.plan.work.tolerance) == (False, "lbfgs", norm)
         assert job.plan.work.loss.clip == math.inf
-        result = baselines.run(job)
+        result = job.plan.run(job)
         assert result.passes == job.passes <= job.plan.work.passes
         objective = Objective(loss, training.get("lambda_", 1e-6), 1)
         exact = exact_gradient(table, result.weights, objective, len(table.y))
@@ -510,7 +510,7 @@ def test_the_baseline_stops_after_the_passes_asked_for() -> None:
     loss = Loss("logistic")
     job: Any = FakeJob(nasty("separable", loss, np.random.default_rng(1)), loss)
     job.plan = lbfgs(job.problem, lambda_=0.0, passes=7)
-    assert baselines.run(job).passes == 7
+    assert job.plan.run(job).passes == 7
 
 
 def test_options_of_others_are_refused() -> None:

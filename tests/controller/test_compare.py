@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from pg_dpml import Comparison, ComparisonEntry, PrivacySpec, Relation, SpecError, TrainSpec
+from pg_dpml.methods.bolt_on import BoltOn
 from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
 from pg_dpml.runs.train import Alternative, alternative, alternatives, plan_problem
+from pg_dpml.training.method import private_methods
 from pg_dpml.training.plan import Problem
-from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")
@@ -207,9 +208,7 @@ def test_alternatives_are_the_methods_own_plans(problem: Problem, privacy: Priva
     started = time.monotonic()
     found = alternatives(problem, privacy)
     assert time.monotonic() - started < len(found)  # under a second each
-    assert [other.method for other in found] == [
-        method for method in METHODS if method not in ("auto", *NOT_PRIVATE_METHODS)
-    ]
+    assert [other.method for other in found] == [method for method in private_methods() if method != "auto"]
     for other in found:
         if other.plan is None:
             assert other.refusal is not None
@@ -255,6 +254,6 @@ def test_a_refusal_is_cut_to_its_first_words() -> None:
         raise SpecError("lambda must be above 0: give one; or take another method")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TRAIN, "_METHODS", {"bolt-on": type("M", (), {"plan": staticmethod(refuse)})})
+        patch.setattr(BoltOn, "plan", refuse)
         found = alternative(PROBLEMS[0], PrivacySpec(1.0), "bolt-on")
     assert (found.plan, found.refusal) == (None, "lambda must be above 0")

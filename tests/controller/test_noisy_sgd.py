@@ -14,7 +14,6 @@ from scipy.stats import binom
 
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
-from pg_dpml.methods.noisy_sgd import plan
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.accounting import subsampled
 from pg_dpml.privacy.noise import steps as step_noise
@@ -25,6 +24,7 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 ADULT = Problem(39_118, 106, 1, "binary")
 MNIST = Problem(56_046, 785, 10, "multiclass")
@@ -36,7 +36,7 @@ METHODS = ("scs13", "bst14", "dp-sgd")
 def planned(
     method: str, problem: Problem = ADULT, privacy: PrivacySpec | None = None, **options: Any
 ) -> tuple[Plan, Sgd, StepNoise]:
-    decided = plan(problem, privacy or PrivacySpec(0.5), TrainSpec(method=method, **options))
+    decided = decide(problem, privacy or PrivacySpec(0.5), TrainSpec(method=method, **options))
     assert isinstance(decided.work, Sgd)
     assert isinstance(decided.noise, StepNoise)
     return decided, decided.work, decided.noise
@@ -354,14 +354,14 @@ def test_plans_say_what_they_do() -> None:
 @pytest.mark.parametrize("method", ["dp-sgd", "bst14"])
 def test_a_batch_of_more_rows_than_there_are_is_refused(method: str) -> None:
     problem = Problem(1000, 5, 1, "binary")
-    plan(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1000))
+    decide(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1000))
     with pytest.raises(SpecError, match="batch_size must be at most the number of rows, 1,000, not 1,001"):
-        plan(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1001))
+        decide(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1001))
 
 
 def test_a_plan_shows_the_ball_and_the_average() -> None:
     problem = Problem(1000, 5, 1, "binary")
-    lines = dict(plan(problem, PrivacySpec(1.0), TrainSpec("bst14")).work.lines())
+    lines = dict(decide(problem, PrivacySpec(1.0), TrainSpec("bst14")).work.lines())
     assert "in a ball of radius 10" in lines["Steps"]
-    lines = dict(plan(problem, PrivacySpec(1.0), TrainSpec("dp-sgd")).work.lines())
+    lines = dict(decide(problem, PrivacySpec(1.0), TrainSpec("dp-sgd")).work.lines())
     assert "the model is the mean from step" in lines["Steps"]

@@ -28,7 +28,7 @@ from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.training.job import Job
-from pg_dpml.training.spec import NOT_PRIVATE_METHODS
+from pg_dpml.training.method import methods
 from sqltools import scalar
 
 # The package's function of the same name hides the module.
@@ -248,7 +248,7 @@ def test_what_auto_chooses_is_one_run(database: str, monkeypatch: pytest.MonkeyP
 
 
 def test_the_minimiser_alone_stands_for_no_privacy_by_default() -> None:
-    not_private = [method for method in COMPARE.DEFAULT_METHODS if method in NOT_PRIVATE_METHODS]
+    not_private = [method for method in COMPARE.default_methods() if not methods()[method].private]
     assert not_private == ["lbfgs"]
 
 

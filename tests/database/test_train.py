@@ -40,12 +40,12 @@ from pg_dpml.errors import (
 from pg_dpml.ledger import charging
 from pg_dpml.ledger import models as registry
 from pg_dpml.methods import bolt_on
+from pg_dpml.methods.bolt_on import BoltOnPlan
 from pg_dpml.privacy import resolution
 from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import sgd as sgd_module
-from pg_dpml.training.plan import Plan
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar, work_tables
@@ -88,7 +88,7 @@ class Spy:
         def spied_repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
             return self.look(session, repack(session, source, packed))
 
-        def spied_release(plan: Plan, weights: FloatArray) -> FloatArray:
+        def spied_release(plan: BoltOnPlan, weights: FloatArray) -> FloatArray:
             self.without_noise = weights.copy()
             return release(plan, weights)
 

@@ -33,6 +33,7 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 RUNS = 20_000
 CONFIDENCE = 0.999
@@ -93,7 +94,8 @@ def step_plan(
         training |= {"step_size": 1e-6, "momentum": 0.0, "average": "none"}
     problem = Problem(N, 2, 1, "regression", "unit" if m > 1 else None, m)
     spec = TrainSpec(method=method, passes=steps, **training)
-    return full_batch.plan(problem, PrivacySpec(epsilon, None, relation), spec)
+    found: Plan = decide(problem, PrivacySpec(epsilon, None, relation), spec)
+    return found
 
 
 def worst_tables(relation: Relation, m: int, x: FloatArray, other: FloatArray) -> list[list[bytes]]:
@@ -121,7 +123,7 @@ def mu_lower_bound(one: FloatArray, two: FloatArray, middle: float) -> float:
 def final_weights(plan: Plan, blocks: list[bytes], runs: int = RUNS) -> FloatArray:
     """Released models of so many runs, shape (runs, n_weights)."""
     job: Any = [KernelJob(plan, blocks) for _ in range(runs)]
-    return np.array([full_batch.run(each).weights for each in job])
+    return np.array([each.plan.run(each).weights for each in job])
 
 
 AUDITS = [
@@ -177,7 +179,7 @@ def test_an_attack_on_whitened_dp_gd_learns_no_more_than_claimed() -> None:
     drawn = []
     for blocks in worst_tables(Relation.REPLACE_ONE, 1, x, -x):
         jobs: Any = [KernelJob(plan, blocks) for _ in range(RUNS // 2)]
-        results = [full_batch.run(job) for job in jobs]
+        results = [job.plan.run(job) for job in jobs]
         # the matrix is known: undo it, and project on the whitened row
         drawn.append(
             np.array(
@@ -203,8 +205,10 @@ def direction(matrix: FloatArray, x: FloatArray) -> FloatArray:
 def moments_plan(epsilon: float, relation: Relation, labels: bool, n_features: int) -> Plan:
     problem, privacy = Problem(N, n_features, 1, "regression"), PrivacySpec(epsilon, None, relation)
     if labels:
-        return sufficient_statistics.plan(problem, privacy, TrainSpec(method="sufficient-statistics"))
-    return full_batch.plan(problem, privacy, TrainSpec(method="whitened-dp-gd"))
+        found: Plan = decide(problem, privacy, TrainSpec(method="sufficient-statistics"))
+        return found
+    found: Plan = decide(problem, privacy, TrainSpec(method="whitened-dp-gd"))
+    return found
 
 
 def released_moments(plan: Plan, blocks: list[bytes], runs: int, first_key: int) -> FloatArray:
@@ -322,15 +326,13 @@ def test_the_condition_of_every_released_matrix_is_as_planned() -> None:
     rng = np.random.default_rng(3)
     for n, d, epsilon in ((50, 3, 0.01), (50, 3, 100.0), (2000, 8, 1.0), (20_000, 8, 99.0)):
         problem = Problem(n, d, 1, "binary")
-        plan = full_batch.plan(
-            problem, PrivacySpec(epsilon, 1e-9), TrainSpec(method="whitened-dp-gd", passes=1)
-        )
+        plan = decide(problem, PrivacySpec(epsilon, 1e-9), TrainSpec(method="whitened-dp-gd", passes=1))
         assert isinstance(plan.work, full_batch.Descent)
         assert plan.work.whitening is not None
         x = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-4.0, 0.0, d)
         x *= neighbours.LONGEST_ROW / np.linalg.norm(x, axis=1, keepdims=True)
         job: Any = KernelJob(plan, neighbours.pack("dense", x, np.ones(n), None, [n]))
-        matrix = full_batch.run(job).whitening
+        matrix = job.plan.run(job).whitening
         assert matrix is not None
         np.testing.assert_array_equal(matrix, matrix.T)
         condition = float(np.linalg.cond(matrix))
@@ -498,7 +500,7 @@ def test_plans_computed_again(method: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 def test_dp_accounting_finds_the_claimed_epsilon(epsilon: float) -> None:
     problem = Problem(10_000, 20, 1, "binary")
-    plan = full_batch.plan(problem, PrivacySpec(epsilon, 1e-6), TrainSpec(method="whitened-dp-gd"))
+    plan = decide(problem, PrivacySpec(epsilon, 1e-6), TrainSpec(method="whitened-dp-gd"))
     noise, gradient = parts(plan)
     assert noise.moments is not None
     library: Any = pytest.importorskip("dp_accounting", reason="dp_accounting is not installed")
@@ -522,9 +524,7 @@ def test_rounding_of_sums_is_within_its_allowance() -> None:
     x = (x / np.linalg.norm(x, axis=1, keepdims=True) * 0.999).astype(np.float32).astype(np.float64)
     y = np.ones(n)
     blocks = neighbours.pack("dense", x, y, None, [*range(200, n, 200), n])
-    plan = full_batch.plan(
-        Problem(n, d, 1, "regression"), PrivacySpec(1.0), TrainSpec(method="dp-gd", clip=0.5)
-    )
+    plan = decide(Problem(n, d, 1, "regression"), PrivacySpec(1.0), TrainSpec(method="dp-gd", clip=0.5))
     _, gradient = parts(plan)
     found = replay.gradient(blocks, np.zeros(d), Loss("squared", clip=0.5)).gradient
     assert found is not None
@@ -551,4 +551,4 @@ def test_units_that_do_not_fit_a_block_have_no_unit_clip() -> None:
     """Pieces of a unit would be clipped one by one, and together be longer."""
     problem = Problem(1000, 2000, 1, "binary", "id", 1_000_000)
     with pytest.raises(SpecError, match="max_rows_per_unit"):
-        full_batch.plan(problem, PrivacySpec(1.0), TrainSpec(method="dp-gd", unit_clip=0.5))
+        decide(problem, PrivacySpec(1.0), TrainSpec(method="dp-gd", unit_clip=0.5))

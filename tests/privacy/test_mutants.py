@@ -622,8 +622,8 @@ MUTANTS = [
     Mutant(
         "passes-stopped-by-tolerance",
         "controller/pg_dpml/methods/bolt_on.py",
-        "guarantee, noise, None, tuple(warnings)",
-        "guarantee, noise, 0.5, tuple(warnings)",
+        "run_passes(job, self.work)",
+        "run_passes(job, self.work, 0.5)",
         f"{TEST_PLAN}::test_passes_are_fixed_beforehand",
     ),
     Mutant(

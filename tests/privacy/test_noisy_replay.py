@@ -20,7 +20,6 @@ from scipy.optimize import brentq
 from neighbours import LONGEST_ROW, FloatArray, Table
 from pg_dpml import replay
 from pg_dpml.kernels import Schedule, noise_grid
-from pg_dpml.methods import noisy_sgd
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -28,6 +27,7 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 PAIRS = 50
@@ -38,7 +38,7 @@ FEATURES = 3
 
 
 def planned(method: str, problem: Problem, privacy: PrivacySpec, **options: Any) -> tuple[Sgd, StepNoise]:
-    decided = noisy_sgd.plan(problem, privacy, TrainSpec(method=method, **options))
+    decided = decide(problem, privacy, TrainSpec(method=method, **options))
     assert isinstance(decided.work, Sgd)
     assert isinstance(decided.noise, StepNoise)
     return decided.work, decided.noise

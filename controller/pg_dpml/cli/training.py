@@ -32,7 +32,7 @@ from pg_dpml.ledger import budgets, charging, runs_left
 from pg_dpml.names import shown, visible
 from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
-from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
+from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS, default_methods
 from pg_dpml.runs.train import alternatives, priced_at
 from pg_dpml.server.demo import ADULT_SPEC, adult_server, run_demo
 
@@ -175,7 +175,7 @@ def compare(
     output: Output,
     methods: Annotated[
         str, typer.Option(metavar="NAME,...", help="Each with its default options.")
-    ] = ",".join(DEFAULT_METHODS),
+    ] = ",".join(default_methods()),
     epsilons: Annotated[
         str, typer.Option(metavar="E,...", help="Privacy losses, each in [1e-12, 100].")
     ] = ",".join(f"{epsilon:g}" for epsilon in DEFAULT_EPSILONS),

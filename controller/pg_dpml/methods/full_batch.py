@@ -19,17 +19,20 @@ import numpy as np
 from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import choose_clipped_loss, loss_options
+from pg_dpml.training.method import Card, Example, PrivateMethod, register
+from pg_dpml.training.options import HUGE, Real, option
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.sgd import average_start
-from pg_dpml.training.spec import TrainSpec
+from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
 
-__all__ = ["Descent", "Whitening", "plan", "run"]
+__all__ = ["Descent", "DescentPlan", "Whitening"]
 
 DEFAULT_CLIP = {"logistic": 0.5, "squared": 0.5}
 """Of the derivative: for logistic the gradient of the zero model, so that no first step is shortened."""
@@ -188,6 +191,113 @@ class Descent:
         )
 
 
+@dataclass(frozen=True)
+class DescentPlan(Plan):
+    """Steps on noisy sums of gradients, for rows as they are or whitened."""
+
+    work: Descent
+    noise: ComposedNoise
+
+    def run(self, job: Job) -> Result:
+        """Take the steps on the packed rows."""
+        descent, gradient, moments = self.work, self.noise.gradient, self.noise.moments
+        assert gradient is not None  # of a descent
+        if descent.whitening is None:
+            return Result(_descend(job, descent, None, descent.step_size(), gradient), descent.passes)
+        assert moments is not None  # of a whitened one
+        matrix, step_size = _whiten(job, descent, descent.whitening, moments)
+        return Result(_descend(job, descent, matrix, step_size, gradient), descent.passes, matrix)
+
+
+@dataclass(frozen=True)
+class DpGdOptions(RegularisedOptions):
+    """Options of dp-gd."""
+
+    unit_clip: float | None = option(
+        Real(0.0, HUGE, above=True),
+        "With a unit of privacy: bound on the norm of the gradient of all rows of a unit.",
+        "none",
+    )
+    passes: int | None = shared_options.passes()
+    step_size: float | None = shared_options.step_size()
+    momentum: float | None = shared_options.momentum()
+    average: str | None = shared_options.average()
+    tail: float | None = shared_options.tail()
+
+
+@register
+class DpGd(PrivateMethod[DpGdOptions]):
+    """Gradient descent on noisy sums over all rows."""
+
+    name = "dp-gd"
+    summary = "gradient descent, with noise on the sum of all gradients in every step"
+    cards = (
+        Card(
+            theorem='T Gaussian gradient sums, exact composition ("Full-batch gradients").',
+            sensitivity="D = 2 m C or m C; with `unit_clip` = U the sum of a unit's gradients is clipped, and"
+            " D = 2 U or U.",
+            checked="As above, without a limit on the features.",
+            charged="(epsilon, delta).",
+            corrected="Divided by the public n, never by the number of rows that a clip left alone.",
+        ),
+    )
+    options = DpGdOptions
+    examples = (
+        Example(),
+        Example(options={"passes": 3, "lambda_": 0.01, "average": "none"}),
+        Example("multiclass"),
+        Example("regression"),
+    )
+
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: DpGdOptions) -> DescentPlan:
+        """Fix the steps and the noise."""
+        return _plan_plain(problem, privacy, options)
+
+
+@dataclass(frozen=True)
+class WhitenedOptions(ClippedOptions):
+    """Options of whitened-dp-gd."""
+
+    passes: int | None = shared_options.passes()
+
+
+@register
+class WhitenedDpGd(PrivateMethod[WhitenedOptions]):
+    """Gradient descent on rows that a noisy release of their second moments whitens."""
+
+    name = "whitened-dp-gd"
+    summary = "dp-gd on rows that noisy second moments whiten first"
+    cards = (
+        Card(
+            theorem="Gaussian releases with fixed mu_t compose to sqrt(sum mu_t^2), exactly (Dong, Roth &"
+            " Su 2022): one noisy Gram matrix with a tenth of mu^2, T noisy gradients with the "
+            "rest. mu from (epsilon, delta) by Balle & Wang 2018, Theorem 8.",
+            sensitivity="Gram sum X'X: sqrt 2 m in Frobenius norm (`replace_one`), m (`add_remove`). Gradient"
+            ' sum: D = 2 m C or m C, since the stored rows have ||P x|| <= 1 ("Whitened '
+            'gradients").',
+            checked='delta > 0 and large enough for the sampler ("Floating point"); features at most '
+            "2,500; rounding of the sums below a hundredth of their sensitivity.",
+            charged="(epsilon, delta), mechanism `gaussian` with its mu, steps and scales.",
+            post_processing="Eigenvectors, P, number and length of steps, momentum, average of the last "
+            "quarter, folding P into the weights.",
+            corrected="There is no publication to follow. Against common implementations of DP-GD: mu is "
+            "exact at every epsilon (not sqrt(2 ln(1.25/delta))/epsilon), and the clip bounds the"
+            " derivative of the score, so that no row's norm is computed.",
+        ),
+    )
+    options = WhitenedOptions
+    examples = (
+        Example(),
+        Example(options={"passes": 2}),
+        Example("multiclass"),
+        Example("regression"),
+    )
+
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: WhitenedOptions) -> DescentPlan:
+        """Fix the steps and the noise, but for what the noisy second moments shorten."""
+        return _plan_whitened(problem, privacy, options)
+
+
 def _longest(steps: int, momentum: float, curvature: float) -> float:
     """Tau of steps of eta = (1 + momentum)/curvature, half of what diverges (Polyak 1964)."""
     return steps * (1.0 + momentum) / ((1.0 - momentum) * curvature)
@@ -198,48 +308,24 @@ def _whitened_curvature(smoothness: float, largest: float) -> float:
     return smoothness * min(1.0, SPREAD * largest)
 
 
-def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
-    """Fix the steps and the noise of dp-gd or whitened-dp-gd.
+def _clipped(problem: Problem, options: ClippedOptions) -> tuple[Loss, float, float]:
+    """Loss, bound on a row's derivatives, and bound on the gradient of a unit's rows."""
+    softmax_clip = math.sqrt(1.0 - 1.0 / problem.n_outputs)
+    loss, gradient_clip = choose_clipped_loss(problem, options, DEFAULT_CLIP, softmax_clip)
+    return loss, gradient_clip, problem.max_rows_per_unit * min(loss.lipschitz, gradient_clip)
 
-    Parameters
-    ----------
-    problem : Problem
-    privacy : PrivacySpec
-    spec : TrainSpec
 
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    SpecError
-        If options do not go together.
-    GuaranteeError
-        If delta is 0 or too small, there are too many features, or rounding would spoil the guarantee.
-    """
-    assert privacy is not None
-    loss, gradient_clip = choose_clipped_loss(
-        problem, spec, DEFAULT_CLIP, math.sqrt(1.0 - 1.0 / problem.n_outputs)
-    )
-    bound = problem.max_rows_per_unit * min(loss.lipschitz, gradient_clip)
-    if spec.method == "whitened-dp-gd":
-        return _plan_whitened(problem, privacy, spec, loss, gradient_clip, bound)
-    if spec.unit_clip is not None:
+def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) -> DescentPlan:
+    loss, gradient_clip, bound = _clipped(problem, options)
+    if options.unit_clip is not None:
         if problem.unit is None:
             raise SpecError("unit_clip needs a unit of privacy: declare unit in the data spec, or take clip")
         if not unit_fits_block(problem.max_rows_per_unit, problem.n_features):
             raise SpecError("unit_clip needs a unit's rows in one block: take a smaller max_rows_per_unit")
-        bound = min(bound, spec.unit_clip)
-    return _plan_plain(problem, privacy, spec, loss, gradient_clip, bound)
-
-
-def _plan_plain(
-    problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss, gradient_clip: float, bound: float
-) -> Plan:
+        bound = min(bound, options.unit_clip)
     delta = privacy.delta_for(problem.n_units)
-    steps = spec.passes or STEPS
-    momentum = MOMENTUM if spec.momentum is None else spec.momentum
+    steps = options.passes or STEPS
+    momentum = MOMENTUM if options.momentum is None else options.momentum
     mu = composed.run_mu(privacy.epsilon, delta, steps * problem.n_weights)
     gradient = composed.calibrate_gradients(
         bound=bound,
@@ -252,10 +338,10 @@ def _plan_plain(
         n_features=problem.n_features,
     )
     budget = max(problem.n_units, 1) * mu / privacy.relation.gradient_change(bound)
-    lambda_ = spec.lambda_ or 0.0
+    lambda_ = options.lambda_ or 0.0
     smoothness = problem.max_rows_per_unit * loss.smoothness + lambda_
-    if spec.step_size is not None:
-        tau = spec.step_size * steps / (1.0 - momentum)
+    if options.step_size is not None:
+        tau = options.step_size * steps / (1.0 - momentum)
     else:
         tau = 2.0 * budget if problem.task == "binary" else _noise_length(problem, budget)
         tau = min(tau, _longest(steps, momentum, smoothness))
@@ -263,22 +349,21 @@ def _plan_plain(
         loss=loss,
         lambda_=lambda_,
         gradient_clip=gradient_clip,
-        unit_clip=spec.unit_clip or math.inf,
+        unit_clip=options.unit_clip or math.inf,
         steps=steps,
         momentum=momentum,
         tau=tau,
-        average_from=average_start(spec.average or "tail", spec.tail or TAIL, steps),
+        average_from=average_start(options.average or "tail", options.tail or TAIL, steps),
         max_rows_per_unit=problem.max_rows_per_unit,
         whitening=None,
     )
     score_stddev = tau / budget if problem.n_units > 0 else 0.0
     noise = ComposedNoise("gaussian", mu, steps, gradient, None, problem.n_weights, score_stddev)
-    return _plan(problem, privacy, delta, spec.method, descent, noise, budget)
+    return _plan(problem, privacy, delta, DpGd.name, descent, noise, budget)
 
 
-def _plan_whitened(
-    problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss, gradient_clip: float, bound: float
-) -> Plan:
+def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOptions) -> DescentPlan:
+    loss, gradient_clip, bound = _clipped(problem, options)
     d, m = problem.n_features, problem.max_rows_per_unit
     if d > composed.MAX_WHITENED_FEATURES:
         raise GuaranteeError(
@@ -287,12 +372,12 @@ def _plan_whitened(
         )
     n_units = max(problem.n_units, 1)
     delta = privacy.delta_for(problem.n_units)
-    most_steps = spec.passes or WHITENED_STEPS[1]
+    most_steps = options.passes or WHITENED_STEPS[1]
     mu = composed.run_mu(privacy.epsilon, delta, most_steps * problem.n_weights + composed.triangle_size(d))
     fewest, most = WHITENED_STEPS
-    steps = spec.passes or min(max(math.ceil(n_units * mu / (m * WHITENED_STEP_BUDGET)), fewest), most)
+    steps = options.passes or min(max(math.ceil(n_units * mu / (m * WHITENED_STEP_BUDGET)), fewest), most)
     momentum = WHITENED_MOMENTUM
-    if spec.passes is None and n_units >= MANY_ROWS and steps > MANY_ROWS_STEPS:
+    if options.passes is None and n_units >= MANY_ROWS and steps > MANY_ROWS_STEPS:
         steps, momentum = MANY_ROWS_STEPS, MANY_ROWS_MOMENTUM
     moments = composed.calibrate_moments(
         relation=privacy.relation,
@@ -337,11 +422,11 @@ def _plan_whitened(
     )
     score_stddev = tau / budget if problem.n_units > 0 else 0.0
     noise = ComposedNoise("gaussian", mu, steps, gradient, moments, problem.n_weights, score_stddev)
-    return _plan(problem, privacy, delta, spec.method, descent, noise, budget)
+    return _plan(problem, privacy, delta, WhitenedDpGd.name, descent, noise, budget)
 
 
 def _noise_length(problem: Problem, budget: float) -> float:
-    """Tau of unit noise in a score; labels in [-1, 1] stand less than logits do."""
+    """Tau of unit noise in a score; labels in [-1, 1] tolerate less noise than logits."""
     return min(budget, math.pow(budget, 0.75)) if problem.task == "regression" else budget
 
 
@@ -353,38 +438,26 @@ def _plan(
     descent: Descent,
     noise: ComposedNoise,
     budget: float,
-) -> Plan:
+) -> DescentPlan:
     warnings = privacy_warnings(problem, privacy, delta)
     if problem.n_units > 0 and budget < WARN_BUDGET:
         warnings.append(
             f"n mu/D = {budget:.2g} is little to learn from: expect a model that is mostly noise; "
             "it takes more rows or a larger epsilon"
         )
-    guarantee = Guarantee(privacy.epsilon, delta, privacy.relation, problem.unit, problem.max_rows_per_unit)
-    return Plan(method, problem, descent, guarantee, noise, None, tuple(warnings))
+    return DescentPlan(method, problem, descent, problem.guarantee(privacy, delta), noise, tuple(warnings))
 
 
-def run(job: Job) -> Result:
-    """Take the steps on the packed rows."""
-    descent = job.plan.work
-    assert isinstance(descent, Descent)
-    if descent.whitening is None:
-        return Result(_descend(job, descent, None, descent.step_size()), descent.passes)
-    matrix, step_size = _whiten(job, descent, descent.whitening)
-    return Result(_descend(job, descent, matrix, step_size), descent.passes, matrix)
-
-
-def _whiten(job: Job, descent: Descent, whitening: Whitening) -> tuple[FloatArray, float]:
+def _whiten(
+    job: Job, descent: Descent, whitening: Whitening, noise: ReleaseNoise
+) -> tuple[FloatArray, float]:
     """P of the noisy second moments, and eta; the packed rows are whitened.
 
     All but the sum itself is post-processing. Source: privacy/README.md, "Whitened gradients".
     """
-    noise = job.plan.noise
-    assert isinstance(noise, ComposedNoise)
-    assert noise.moments is not None
     sums = job.blocks.gram()
     job.require_all(sums.rows)
-    noisy, _ = composed.release_moments(sums.xx, None, noise.moments)
+    noisy, _ = composed.release_moments(sums.xx, None, noise)
     values, vectors = np.linalg.eigh(noisy / max(job.plan.problem.n_units, 1))
     values = np.clip(values, 0.0, whitening.most)
     matrix = (vectors / np.sqrt(values + whitening.ridge)) @ vectors.T
@@ -397,11 +470,11 @@ def _whiten(job: Job, descent: Descent, whitening: Whitening) -> tuple[FloatArra
     return matrix, descent.step_size(float(np.max(shares)) / total if total > 0.0 else 1.0)
 
 
-def _descend(job: Job, descent: Descent, matrix: FloatArray | None, step_size: float) -> FloatArray:
+def _descend(
+    job: Job, descent: Descent, matrix: FloatArray | None, step_size: float, noise: ReleaseNoise
+) -> FloatArray:
     """The released weights, for the rows as they are encoded; every step sees a noisy sum only."""
-    problem, noise = job.plan.problem, job.plan.noise
-    assert isinstance(noise, ComposedNoise)
-    assert noise.gradient is not None
+    problem = job.plan.problem
     shape = (problem.n_outputs, problem.n_features)
 
     def folded(weights: FloatArray) -> FloatArray:
@@ -413,7 +486,7 @@ def _descend(job: Job, descent: Descent, matrix: FloatArray | None, step_size: f
         sums = job.blocks.gradient(folded(weights).reshape(-1), descent.options())
         job.require_all(sums.rows)
         gradient = np.zeros(shape) if sums.gradient is None else folded(sums.gradient.reshape(shape))
-        noisy = composed.release_gradient(gradient.reshape(-1), noise.gradient).reshape(shape)
+        noisy = composed.release_gradient(gradient.reshape(-1), noise).reshape(shape)
         move = noisy / max(problem.n_units, 1) + descent.lambda_ * weights
         velocity = descent.momentum * velocity + move
         weights = weights - step_size * velocity

@@ -26,24 +26,21 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.training.job import Job, Progress
+from pg_dpml.training.method import methods as registered
 from pg_dpml.training.plan import Plan, Problem
-from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 __all__ = [
     "DEFAULT_EPSILONS",
-    "DEFAULT_METHODS",
     "DEFAULT_SPLITS",
     "MAJORITY",
     "Comparison",
     "ComparisonEntry",
     "compare",
+    "default_methods",
 ]
-
-DEFAULT_METHODS = tuple(method for method in METHODS if method != "noiseless")
-"""Of those that are not private `lbfgs` alone: the minimiser, against which privacy costs accuracy."""
 
 DEFAULT_EPSILONS = (0.01, 0.1, 1.0)
 DEFAULT_SPLITS = 10
@@ -57,6 +54,14 @@ WAYS = (
     "exact figures of private rows are themselves a release, so say exactly one of: --public (the rows of "
     "the table are public); --owner (they are private, and the figures are for their owner's eyes only)"
 )
+
+
+def default_methods() -> tuple[str, ...]:
+    """The methods that are compared unless others are named.
+
+    Of those that are not private it is `lbfgs` alone: the minimiser, against which privacy costs accuracy.
+    """
+    return tuple(method for method in registered() if method != "noiseless")
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ def compare(
     source: str | sa.Engine,
     data: DataSpec,
     *,
-    methods: Sequence[str] = DEFAULT_METHODS,
+    methods: Sequence[str] | None = None,
     epsilons: Sequence[float] = DEFAULT_EPSILONS,
     delta: float | None = None,
     relation: Relation = Relation.REPLACE_ONE,
@@ -170,7 +175,8 @@ def compare(
     source : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
-    methods : sequence of str
+    methods : sequence of str or None
+        None: see `default_methods`.
         Each runs with its default options; those that are not private without an epsilon.
     epsilons : sequence of float
         Each in [1e-12, 1e4].
@@ -212,11 +218,13 @@ def compare(
     """
     if public == owner:
         raise GuaranteeError(WAYS)
+    known = tuple(registered())
+    methods = default_methods() if methods is None else methods
     _require_different(methods, "methods")
     for method in methods:
-        if method not in METHODS:
-            offer = did_you_mean(method, METHODS) if isinstance(method, str) else ""
-            raise SpecError(f"methods must be of {', '.join(METHODS)}, not {method!r}{offer}")
+        if method not in known:
+            offer = did_you_mean(method, known) if isinstance(method, str) else ""
+            raise SpecError(f"methods must be of {', '.join(known)}, not {method!r}{offer}")
     _require_different(epsilons, "epsilons")
     if isinstance(splits, bool) or not isinstance(splits, int) or not 1 <= splits <= MOST_SPLITS:
         raise SpecError(f"splits must be a whole number from 1 to {MOST_SPLITS}, not {splits!r}")
@@ -293,7 +301,7 @@ def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[Pri
     """
     runs = []
     for method in methods:
-        once = method in NOT_PRIVATE_METHODS
+        once = not registered()[method].private
         of_method = [
             _Run(method, privacy, alternative(problem, privacy, method))
             for privacy in ([None] if once else privacies)

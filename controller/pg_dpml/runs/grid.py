@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ else:
     pass
 from pg_dpml.spec.checks import as_table, require_known
 from pg_dpml.spec.files import read_toml
+from pg_dpml.training.method import method_options
+from pg_dpml.training.options import shown_name
 from pg_dpml.training.spec import TrainSpec
 
 __all__ = [
@@ -57,7 +59,7 @@ class Grid:
         if isinstance(grids, str) or not isinstance(grids, Sequence):
             raise SpecError(f"grid must be a table of lists, not {grids!r}")
         settings = [setting for grid in grids for setting in _combinations(grid)]
-        candidates = [replace(self.training, **train_options(setting, "grid")) for setting in settings]
+        candidates = [self.training.replace(**train_options(setting, "grid")) for setting in settings]
         if not 2 <= len(candidates) <= MAX_CANDIDATES:
             raise SpecError(
                 f"grid must have 2 to {MAX_CANDIDATES} candidates, not {len(candidates)}: for one, dpml train"
@@ -106,6 +108,6 @@ def _combinations(grid: object) -> list[dict[str, Any]]:
 
 def train_options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Options as TrainSpec names them; lambda is a word of Python."""
-    names = {f.name.rstrip("_"): f.name for f in fields(TrainSpec)}
+    names = {shown_name(name): name for name in ("method", *method_options())}
     require_known(given, list(names), where)
     return {names[key]: value for key, value in given.items()}

@@ -17,7 +17,7 @@ else:
 from pg_dpml.runs.grid import train_options
 from pg_dpml.spec.checks import as_table, require_known
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training.spec import NOT_PRIVATE_METHODS, TrainSpec
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = [
     "read_options",
@@ -57,6 +57,6 @@ def read_options(text: str, max_epsilon: Decimal) -> tuple[PrivacySpec, TrainSpe
         if max_epsilon < epsilon < Decimal("1e300"):  # else it is refused below, as no number for a computer
             raise SpecError(f"epsilon must be at most {max_epsilon:.12g} a request, not {epsilon:.12g}")
     training = TrainSpec(**train_options(as_table(given.get("training", {}), "training"), "training"))
-    if training.method in NOT_PRIVATE_METHODS:
+    if not training.chosen.private:
         raise SpecError(f"method {training.method} is not private, and no model of it can be requested")
     return PrivacySpec(**privacy), training

@@ -446,10 +446,11 @@ def _train(database: Database, request: _Request) -> None:
                 f"{shown(dataset.name)} was registered: its owner must register it again"
             )
     privacy, training = read_options(request.options, dataset.max_epsilon)
-    if training.passes is not None and training.passes > dataset.max_passes:
-        raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {training.passes}")
-    if training.method == "bolt-on" and training.solver is None and not dataset.allow_certified:
-        training = replace(training, solver="sgd")  # not certified, which lambda would make the default
+    passes = training.get("passes")
+    if passes is not None and passes > dataset.max_passes:
+        raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {passes}")
+    if not dataset.allow_certified:
+        training = training.with_fixed_passes()
     train_model(
         database,
         data,

@@ -22,14 +22,14 @@ from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.charged import run_charged
-from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.resolution import with_least_epsilon
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training.job import Job, Method, Progress, Result
+from pg_dpml.training.job import Job, Progress, Result
+from pg_dpml.training.method import private_methods
 from pg_dpml.training.plan import Plan, Problem
-from pg_dpml.training.spec import METHODS, NOT_PRIVATE_METHODS, TrainSpec
+from pg_dpml.training.spec import TrainSpec
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -52,18 +52,6 @@ __all__ = [
     "train",
     "train_model",
 ]
-
-_METHODS: Mapping[str, Method] = {
-    "whitened-dp-gd": full_batch,
-    "dp-gd": full_batch,
-    "sufficient-statistics": sufficient_statistics,
-    "bolt-on": bolt_on,
-    "dp-sgd": noisy_sgd,
-    "bst14": noisy_sgd,
-    "scs13": noisy_sgd,
-    "noiseless": baselines,
-    "lbfgs": baselines,
-}
 
 
 @dataclass(frozen=True)
@@ -315,26 +303,13 @@ def problem_of(source: Source, n_units: int, data: DataSpec) -> Problem:
 
 def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
     """Decide a run from public numbers alone; see `plan`."""
-    if training.method in NOT_PRIVATE_METHODS and privacy is not None:
-        raise SpecError(f"method {training.method} is not private: leave epsilon and delta out")
-    if training.method not in NOT_PRIVATE_METHODS and privacy is None:
-        raise SpecError(
-            f"method {training.method} needs epsilon: give one, such as --epsilon 1 (in Python "
-            "PrivacySpec(1)); a smaller one is a stronger guarantee, and more noise"
-        )
     if privacy is None:
-        return _plan(problem, None, training)
+        return training.chosen.decide(problem, None, training.options)
     asked = privacy
     return with_least_epsilon(
-        lambda epsilon: _plan(problem, replace(asked, epsilon=epsilon), training), asked.epsilon
+        lambda epsilon: training.chosen.decide(problem, replace(asked, epsilon=epsilon), training.options),
+        asked.epsilon,
     )
-
-
-def _plan(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
-    if training.method == "auto":
-        assert privacy is not None
-        return auto.plan(problem, privacy, training)
-    return _METHODS[training.method].plan(problem, privacy, training)
 
 
 @dataclass(frozen=True)
@@ -358,16 +333,20 @@ class Alternative:
 def alternative(problem: Problem, privacy: PrivacySpec | None, method: str) -> Alternative:
     """A method's plan, or its refusal, from public numbers alone."""
     try:
-        return Alternative(method, _plan(problem, privacy, TrainSpec(method=method)))
+        return Alternative(method, _default_plan(problem, privacy, method))
     except (SpecError, GuaranteeError) as error:
         reason = re.split(r"[:;] ", str(error))[0]
         return Alternative(method, None, re.sub(rf"^method = {method} ", "it ", reason))
 
 
+def _default_plan(problem: Problem, privacy: PrivacySpec | None, method: str) -> Plan:
+    training = TrainSpec(method)
+    return training.chosen.decide(problem, privacy, training.options)
+
+
 def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, ...]:
     """Every private method but `auto`, which chooses one of them."""
-    methods = (method for method in METHODS if method not in ("auto", *NOT_PRIVATE_METHODS))
-    return tuple(alternative(problem, privacy, method) for method in methods)
+    return tuple(alternative(problem, privacy, method) for method in private_methods() if method != "auto")
 
 
 def _charge(
@@ -407,7 +386,7 @@ def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsil
     SpecError, GuaranteeError
         If there is no such run.
     """
-    decided = _plan(problem, replace(privacy, epsilon=epsilon), training)
+    decided = training.chosen.decide(problem, replace(privacy, epsilon=epsilon), training.options)
     assert decided.guarantee is not None
     assert decided.noise is not None
     return decided.guarantee, decided.noise.releases()
@@ -519,6 +498,6 @@ def _privacy_record(decided: Plan) -> dict[str, Any]:
 
 def run_method(job: Job) -> Result:
     """Run a plan's method on packed rows and drop them."""
-    result = _METHODS[job.plan.method].run(job)
+    result = job.plan.run(job)
     job.blocks.drop()
     return result

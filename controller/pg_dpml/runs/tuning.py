@@ -47,7 +47,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.training.job import Job, Progress, Result
 from pg_dpml.training.plan import Plan
-from pg_dpml.training.spec import NOT_PRIVATE_METHODS
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -276,9 +275,9 @@ def _plans(
     plans = []
     for setting, candidate, size in zip(grid.settings, grid.candidates, sizes, strict=True):
         try:
-            if candidate.method in NOT_PRIVATE_METHODS and privacy is not None:
+            if not candidate.chosen.private and privacy is not None:
                 raise SpecError(f"method {candidate.method} is not private and cannot be tuned under epsilon")
-            if candidate.fresh_order and data.unit is not None:
+            if candidate.get("fresh_order") and data.unit is not None:
                 raise SpecError("fresh_order does not go with a unit of privacy here: leave it out")
             problem = replace(problem_of(source, size, data), budget=budget)
             plans.append(plan_problem(problem, privacy, candidate))

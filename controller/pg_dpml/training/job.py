@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import FloatArray
-from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training.plan import Plan, Problem
-from pg_dpml.training.spec import TrainSpec
+from pg_dpml.training.plan import Plan
 
-__all__ = ["Job", "Method", "Progress", "Result"]
+__all__ = ["Job", "Progress", "Result"]
 
 Progress = Callable[[str, int, int], None]
 """Called with a phase ("pack", "pass", "minimise"), the units done and the units in all."""
@@ -72,13 +70,3 @@ class Job:
         ):
             raise RunFailedError("a pass did not see every packed row, and no model was stored")
         self._rows = rows
-
-
-class Method(Protocol):
-    """What a module of this package offers to the one loop in train.py."""
-
-    def plan(self, problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
-        """Fix passes and noise from public numbers; privacy is None exactly where nothing is private."""
-
-    def run(self, job: Job) -> Result:
-        """Take the passes and release the model."""

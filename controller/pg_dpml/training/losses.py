@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.training.plan import Problem
-from pg_dpml.training.spec import TrainSpec
+from pg_dpml.training.shared_options import ClippedOptions, LossOptions
 
 __all__ = [
     "choose_clipped_loss",
@@ -28,8 +27,10 @@ LOSS_OF_TASK = {
 """Losses of each task, the default first."""
 
 
-def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, float]) -> Loss:
-    """The loss of a run, its derivative clipped by default as `default_clips` says (else not).
+def choose_loss(
+    problem: Problem, options: LossOptions, default_clips: Mapping[str, float], clip: float | None = None
+) -> Loss:
+    """The loss of a run, its derivative clipped at `clip`, or by default as `default_clips` says (else not).
 
     Raises
     ------
@@ -37,28 +38,28 @@ def choose_loss(problem: Problem, spec: TrainSpec, default_clips: Mapping[str, f
         If the loss does not fit the task, or softmax is given a clip.
     """
     allowed = LOSS_OF_TASK[problem.task]
-    kind = spec.loss or allowed[0]
+    kind = options.loss or allowed[0]
     if kind not in allowed:
         raise SpecError(f"loss for a {problem.task} label must be {' or '.join(allowed)}, not {kind}")
-    if kind != "huber_svm" and spec.huber_h != TrainSpec.huber_h:
+    if kind != "huber_svm" and "huber_h" in options.given():
         raise SpecError(f"huber_h does not go with loss = {kind}: leave it out, or take loss = huber_svm")
     if kind == "softmax":
-        if spec.clip is not None:
+        if clip is not None:
             raise SpecError("clip does not go with loss = softmax: leave it out")
         return Loss(kind, n_classes=problem.n_outputs)
-    clip = spec.clip or default_clips.get(kind, math.inf)
-    return Loss(kind, n_classes=problem.n_outputs, huber_h=spec.huber_h, clip=clip)
+    clip = clip or default_clips.get(kind, math.inf)
+    return Loss(kind, n_classes=problem.n_outputs, huber_h=options.huber_h, clip=clip)
 
 
 def choose_clipped_loss(
-    problem: Problem, spec: TrainSpec, default_clips: Mapping[str, float], softmax_clip: float
+    problem: Problem, options: ClippedOptions, default_clips: Mapping[str, float], softmax_clip: float
 ) -> tuple[Loss, float]:
     """The loss of a method that adds noise to gradients, and its clip of a row's derivatives in all scores.
 
     Parameters
     ----------
     problem : Problem
-    spec : TrainSpec
+    options : ClippedOptions
         Its clip is that of softmax's derivatives, or of the one derivative of another loss.
     default_clips : mapping
         As in `choose_loss`.
@@ -76,9 +77,9 @@ def choose_clipped_loss(
     SpecError
         If the loss does not fit the task.
     """
-    softmax = (spec.loss or LOSS_OF_TASK[problem.task][0]) == "softmax"
-    loss = choose_loss(problem, replace(spec, clip=None) if softmax else spec, default_clips)
-    return loss, (spec.clip or softmax_clip) if softmax else math.inf
+    softmax = (options.loss or LOSS_OF_TASK[problem.task][0]) == "softmax"
+    loss = choose_loss(problem, options, default_clips, None if softmax else options.clip)
+    return loss, (options.clip or softmax_clip) if softmax else math.inf
 
 
 def loss_options(loss: Loss) -> dict[str, Any]:

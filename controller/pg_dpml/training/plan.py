@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise.base import RunNoise
 from pg_dpml.spec.privacy import PrivacySpec
+
+if TYPE_CHECKING:
+    from pg_dpml.training.job import Job, Result
 
 __all__ = [
     "Plan",
@@ -57,6 +61,10 @@ class Problem:
         """Length of the weight vector."""
         return self.n_outputs * self.n_features
 
+    def guarantee(self, privacy: PrivacySpec, delta: float) -> Guarantee:
+        """The guarantee that is asked for, with the delta that is reported."""
+        return Guarantee(privacy.epsilon, delta, privacy.relation, self.unit, self.max_rows_per_unit)
+
 
 class Work(Protocol):
     """What the passes of a method do: options for the server, and lines for people."""
@@ -77,8 +85,8 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One run, decided from public numbers alone.
+class Plan(ABC):
+    """One run, decided from public numbers alone; each method has plans of its own.
 
     Attributes
     ----------
@@ -89,8 +97,6 @@ class Plan:
     guarantee : Guarantee or None
         None stamps the run as not private.
     noise : RunNoise or None
-    tolerance : float or None
-        Of the convergence test of non-private runs.
     warnings : tuple of str
     reason : str
         A sentence on why these passes and this noise, where the method chose among several ways.
@@ -103,7 +109,6 @@ class Plan:
     work: Work
     guarantee: Guarantee | None
     noise: RunNoise | None
-    tolerance: float | None
     warnings: tuple[str, ...] = ()
     reason: str = ""
     noise_reason: str = ""
@@ -112,6 +117,10 @@ class Plan:
     def private(self) -> bool:
         """False for baselines."""
         return self.guarantee is not None
+
+    @abstractmethod
+    def run(self, job: Job) -> Result:
+        """Take the passes on the packed rows and release the model."""
 
 
 def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> list[str]:

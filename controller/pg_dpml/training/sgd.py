@@ -18,7 +18,6 @@ from pg_dpml.kernels import FloatArray, Loss, Schedule
 from pg_dpml.training.job import Job
 from pg_dpml.training.losses import loss_options
 from pg_dpml.training.plan import Problem
-from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["Sgd", "average_start", "make_sgd", "run_passes"]
 
@@ -147,28 +146,46 @@ class Sgd:
 
 def make_sgd(
     problem: Problem,
-    spec: TrainSpec,
     *,
     loss: Loss,
     schedule: str,
     step_size: float,
     batch_size: int,
     passes: int,
+    lambda_: float = 0.0,
+    exponent: float = 0.5,
+    radius: float | None = None,
+    average: str | None = None,
+    tail: float | None = None,
+    fresh_order: bool = False,
+    momentum: float = 0.0,
     capped: bool = True,
 ) -> Sgd:
-    """The passes of a run; the spec's own choices win over the method's defaults given here.
+    """The passes of a run, by what was decided.
 
     Parameters
     ----------
     problem : Problem
-    spec : TrainSpec
     loss : Loss
     schedule : str
-        Default schedule.
+        Kind of the schedule.
     step_size : float
-        Default step size of "constant" and "inverse_sqrt", in (0, inf).
+        Of "constant" and "inverse_sqrt", in (0, inf).
     batch_size, passes : int
-        As decided, >= 1.
+        >= 1.
+    lambda_ : float
+        In [0, inf).
+    exponent : float
+        c of n^c, in [0, 1].
+    radius : float or None
+        None for no ball.
+    average : str or None
+        See `average_start`; None for the last iterate.
+    tail : float or None
+        In (0, 1]; None for `DEFAULT_TAIL`.
+    fresh_order : bool
+    momentum : float
+        In [0, 1).
     capped : bool
         False where noise in every step makes any step size safe.
 
@@ -182,29 +199,27 @@ def make_sgd(
     Every step is capped by 1 / (beta + lambda), unless `capped` is false.
     Source: privacy/README.md, "Schedules".
     """
-    lambda_ = spec.lambda_ or 0.0
-    kind = spec.schedule or schedule
-    if kind == "strongly_convex" and lambda_ == 0.0:
+    if schedule == "strongly_convex" and lambda_ == 0.0:
         raise SpecError("schedule = strongly_convex needs lambda > 0")
     steps = passes * math.ceil(problem.n_units / batch_size)
     return Sgd(
         loss=loss,
         schedule=Schedule(
-            kind,
-            step_size=spec.step_size or step_size,
-            offset=float(max(problem.n_units, 1)) ** spec.exponent,
+            schedule,
+            step_size=step_size,
+            offset=float(max(problem.n_units, 1)) ** exponent,
             lambda_=lambda_,
             max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_) if capped else math.inf,
         ),
-        exponent=spec.exponent,
+        exponent=exponent,
         lambda_=lambda_,
-        radius=spec.radius or math.inf,
+        radius=radius or math.inf,
         batch_size=batch_size,
         passes=passes,
-        average_from=average_start(spec.average or "none", spec.tail or DEFAULT_TAIL, steps),
-        fresh_order=spec.fresh_order,
+        average_from=average_start(average or "none", tail or DEFAULT_TAIL, steps),
+        fresh_order=fresh_order,
         max_rows_per_unit=problem.max_rows_per_unit if problem.unit is not None else None,
-        momentum=spec.momentum or 0.0,
+        momentum=momentum,
     )
 
 
@@ -216,8 +231,16 @@ def average_start(average: str, tail: float, steps: int) -> int:
     return steps - max(1, math.ceil(share * steps)) + 1
 
 
-def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
+def run_passes(job: Job, sgd: Sgd, tolerance: float | None = None) -> tuple[FloatArray, int]:
     """Run the passes; weights without noise stay on the server but for the final model.
+
+    Parameters
+    ----------
+    job : Job
+    sgd : Sgd
+    tolerance : float or None
+        Stop when the loss falls by less than this share in a pass; for runs that are not private only.
+        None: take all passes.
 
     Returns
     -------
@@ -246,9 +269,9 @@ def run_passes(job: Job, sgd: Sgd) -> tuple[FloatArray, int]:
         rows, blocks = job.blocks.session.fetch_one(statement, parameters | {"pass": done})
         job.require_all(rows, blocks)
         job.report("pass", done, sgd.passes)
-        if job.plan.tolerance is not None:
+        if tolerance is not None:
             loss = _loss(job, state, options, done)
-            if previous_loss - loss < job.plan.tolerance * abs(previous_loss):
+            if previous_loss - loss < tolerance * abs(previous_loss):
                 break
             previous_loss = loss
     weights, average, steps = job.blocks.session.fetch_one(

@@ -376,7 +376,8 @@ def calibrate_poisson(
     change = relation.gradient_change(bound)
     noise = StepNoise(
         "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
-        sampling, name, n_weights, accounted_sampling=q, unlikely=unlikely, accounted_multiplier=scale / calibrated,
+        sampling, name, n_weights, accounted_sampling=q, unlikely=unlikely,
+        accounted_multiplier=scale / calibrated,
     )  # fmt: skip
     return noise, warning
 
