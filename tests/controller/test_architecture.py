@@ -14,8 +14,8 @@ import typer.main
 
 import pg_dpml
 from pg_dpml import cli
+from pg_dpml.cli import reference
 from pg_dpml.errors import DpmlError
-from pg_dpml.training.method import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "controller" / "pg_dpml"
@@ -167,7 +167,7 @@ def test_random_numbers_come_from_the_operating_system() -> None:
     ("made", "places"),
     [
         (r"\b(noise|release)_grid\(", {"kernels", "privacy.resolution"}),
-        (r"\bReleaseNoise\(", {"privacy.noise.composed", "privacy.noise.output", "privacy.noise.sums"}),
+        (r"\bReleaseNoise\(", {"privacy.noise.output", "privacy.noise.sums"}),
         (r"\bStepNoise\(", {"privacy.noise.steps"}),
         (r"\.(gaussian|knorm)\(", {"privacy.noise.output"}),
     ],
@@ -282,22 +282,10 @@ def test_the_readme_shows_only_options_that_exist() -> None:
         assert option in known, option
 
 
-def test_the_readme_lists_the_options_of_every_method() -> None:
-    """All but --loss and --huber-h, which a sentence above the table is about."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    cells = dict(re.findall(r"^\| `([a-z0-9-]+)` \|.*\|.*\|([^|]*)\|$", readme, re.MULTILINE))
-    listed: dict[str, set[str]] = {}
-    for method, used in ((name, one.options.declared()) for name, one in methods().items()):
-        options = {name.rstrip("_").replace("_", "-") for name in used}
-        if method != "auto":
-            own, _, left_out = cells[method].partition(" but ")
-            listed[method] = set(re.findall(r"`--([a-z-]+)`", own))
-            for other in re.findall(r"those of `([a-z0-9-]+)`", own):
-                listed[method] |= listed[other]
-            listed[method] -= set(re.findall(r"`--([a-z-]+)`", left_out))
-            assert listed[method] == options - {"loss", "huber-h"}, method
-        assert "loss" in options
-        assert ("huber-h" in options) == (method != "sufficient-statistics")
+@pytest.mark.parametrize("name", reference.pages())
+def test_pages_made_from_the_code_are_up_to_date(name: str) -> None:
+    """If this fails: python -m pg_dpml.cli.reference docs."""
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == reference.pages()[name]
 
 
 def documents() -> Iterator[tuple[Path, str]]:

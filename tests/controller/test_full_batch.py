@@ -15,8 +15,8 @@ import pytest
 
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods import full_batch
-from pg_dpml.methods.full_batch import Descent
+from pg_dpml.methods import whitened_dp_gd
+from pg_dpml.methods.dp_gd import Descent
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
@@ -72,7 +72,7 @@ def test_all_releases_together_have_the_run_s_mu(method: str, loss: str, relatio
         claimed = privacy.delta_for(problem.n_units)
         numbers = work.steps * noise.n_weights
         if method == "whitened-dp-gd":  # counted before the steps are
-            most_steps = full_batch.WHITENED_STEPS[1]
+            most_steps = whitened_dp_gd.WHITENED_STEPS[1]
             numbers = most_steps * noise.n_weights + composed.triangle_size(problem.n_features)
         whole = noise.mu + resolution.sampler_mu(numbers)
         assert gaussian.gaussian_delta(epsilon, whole) == pytest.approx(claimed, rel=1e-6)

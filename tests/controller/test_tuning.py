@@ -73,11 +73,11 @@ def test_grid_files(tmp_path: Path, text: str, n: int) -> None:
         ),
         (
             {"grid": [{"method": ["bolt-on"]}, {"loss": ["logistic"]}], "training": {"lambda": 0.1}},
-            "lambda belongs to method dp-gd",
+            "lambda belongs to method .*dp-gd",
         ),
-        ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, solver, loss"),
+        ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, loss"),
         ({"grid": {"lambda_": [1, 2]}}, "unknown key 'lambda_'"),
-        ({"grid": {"lambda": [0.0, 0.1]}}, "lambda belongs to method dp-gd or bolt-on .*name the method"),
+        ({"grid": {"lambda": [0.0, 0.1]}}, "lambda belongs to method .*dp-gd.*name the method"),
         ({"grid": {"passes": [1, 0]}, "training": {"method": "bolt-on"}}, "passes must be a whole number"),
         (
             {"grid": {"passes": [1]}, "training": {"method": "bolt-on"}},

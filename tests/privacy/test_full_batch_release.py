@@ -25,7 +25,7 @@ from neighbours import FloatArray
 from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
-from pg_dpml.methods import full_batch, sufficient_statistics
+from pg_dpml.methods import dp_gd
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
@@ -146,7 +146,7 @@ def test_an_attack_on_dp_gd_learns_no_more_than_claimed(
     """Steps of one length without momentum: the model is the sum of all releases, so it tells all they do."""
     plan = step_plan(epsilon, relation, steps, **more)
     assert plan.guarantee is not None
-    assert isinstance(plan.work, full_batch.Descent)
+    assert isinstance(plan.work, dp_gd.Descent)
     x = np.array([neighbours.LONGEST_ROW, 0.0])
     tables = worst_tables(relation, more.get("m", 1), x, -x)
     quiet = [
@@ -174,7 +174,7 @@ def test_an_attack_on_whitened_dp_gd_learns_no_more_than_claimed() -> None:
     """Opposite rows have one square, so all is to be seen in the gradient, at nine tenths of mu^2."""
     plan = step_plan(2.0, Relation.REPLACE_ONE, 1, "whitened-dp-gd")
     assert plan.guarantee is not None
-    assert isinstance(plan.work, full_batch.Descent)
+    assert isinstance(plan.work, dp_gd.Descent)
     x = np.array([neighbours.LONGEST_ROW, 0.0])
     drawn = []
     for blocks in worst_tables(Relation.REPLACE_ONE, 1, x, -x):
@@ -205,8 +205,8 @@ def direction(matrix: FloatArray, x: FloatArray) -> FloatArray:
 def moments_plan(epsilon: float, relation: Relation, labels: bool, n_features: int) -> Plan:
     problem, privacy = Problem(N, n_features, 1, "regression"), PrivacySpec(epsilon, None, relation)
     if labels:
-        found: Plan = decide(problem, privacy, TrainSpec(method="sufficient-statistics"))
-        return found
+        statistics: Plan = decide(problem, privacy, TrainSpec(method="sufficient-statistics"))
+        return statistics
     found: Plan = decide(problem, privacy, TrainSpec(method="whitened-dp-gd"))
     return found
 
@@ -327,7 +327,7 @@ def test_the_condition_of_every_released_matrix_is_as_planned() -> None:
     for n, d, epsilon in ((50, 3, 0.01), (50, 3, 100.0), (2000, 8, 1.0), (20_000, 8, 99.0)):
         problem = Problem(n, d, 1, "binary")
         plan = decide(problem, PrivacySpec(epsilon, 1e-9), TrainSpec(method="whitened-dp-gd", passes=1))
-        assert isinstance(plan.work, full_batch.Descent)
+        assert isinstance(plan.work, dp_gd.Descent)
         assert plan.work.whitening is not None
         x = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-4.0, 0.0, d)
         x *= neighbours.LONGEST_ROW / np.linalg.norm(x, axis=1, keepdims=True)
@@ -415,8 +415,7 @@ def random_case(rng: np.random.Generator, method: str) -> Case:
     relation = Relation.REPLACE_ONE if rng.random() < 0.5 else Relation.ADD_REMOVE
     epsilon = float(10.0 ** rng.uniform(-2.0, 1.5))
     delta = None if rng.random() < 0.3 else float(10.0 ** rng.uniform(-12.0, -2.0))
-    planner: Any = sufficient_statistics if method == "sufficient-statistics" else full_batch
-    plan = planner.plan(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(**training))
+    plan = decide(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(**training))
     bound = m * row_bound(problem, loss, training.get("clip"))
     claimed = delta if delta is not None else 1.0 / max(problem.n_units, 2) ** 2
     return Case(plan, epsilon, claimed, relation, min(bound, unit_clip or math.inf))
@@ -479,7 +478,7 @@ def test_plans_computed_again(method: str) -> None:
             assert noise.steps == 0
         else:
             assert noise.gradient is not None
-            assert isinstance(plan.work, full_batch.Descent)
+            assert isinstance(plan.work, dp_gd.Descent)
             assert plan.work.steps == noise.steps
             of_step = check_release(
                 noise.gradient, double * case.bound, n * case.bound * plain, problem.n_weights

@@ -450,7 +450,7 @@ MUTANTS = [
     ),
     Mutant(
         "step-noise-of-a-unit-as-of-a-row",
-        METHODS,
+        TRAINING,
         "row_bound, problem.max_rows_per_unit * row_bound)",
         "row_bound, row_bound)",
         f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
@@ -550,8 +550,8 @@ MUTANTS = [
     Mutant(
         "rows-of-a-unit-in-a-step-counted-once",
         METHODS,
-        "bound = problem.max_rows_per_unit * min(",
-        "bound = min(",
+        "gradient_clip, problem.max_rows_per_unit * min(",
+        "gradient_clip, min(",
         f"{TEST_FULL_BATCH}::test_plans_computed_again[dp-gd]",
     ),
     Mutant(
@@ -650,8 +650,8 @@ MUTANTS = [
     Mutant(
         "one-unit-of-several-rows-moves-the-minimiser-as-a-row",
         METHODS,
-        "objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)",
-        "objective = Objective(loss, spec.lambda_, 1)",
+        "objective = Objective(loss, options.lambda_, problem.max_rows_per_unit)",
+        "objective = Objective(loss, options.lambda_, 1)",
         f"{TEST_CERTIFIED}::test_classes_and_units_count_as_in_sgd",
     ),
     Mutant(

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods.bolt_on import BoltOn, BoltOnOptions
-from pg_dpml.methods.full_batch import DpGd, DpGdOptions, WhitenedDpGd, WhitenedOptions
+from pg_dpml.methods.dp_gd import DpGd, DpGdOptions
 from pg_dpml.methods.sufficient_statistics import StatisticsOptions, SufficientStatistics
+from pg_dpml.methods.whitened_dp_gd import WhitenedDpGd, WhitenedOptions
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise import composed
 from pg_dpml.spec.privacy import PrivacySpec

@@ -11,6 +11,8 @@ the rule of the budget. With N = n mu / D, mu as in `mechanisms.best_mu`, a tota
 the noise in the score of a row of norm 1 have standard deviation c, whatever
 the batch size and the number of passes: only tau matters, so the passes are the
 fewest that keep a step well below its cap.
+
+Long because its two solvers share options, noise and warnings.
 """
 
 from __future__ import annotations

@@ -17,26 +17,33 @@ such that this is 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pg_dpml.blocks.packing import unit_fits_block
-from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import Loss
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
-from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_clipped_loss
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
+from pg_dpml.training.noisy_steps import (
+    Clipped,
+    NoisyOptions,
+    NoisyStepsPlan,
+    clipped_loss,
+    plan_of,
+    poisson_noise,
+    refuse_unused_step_size,
+    refuse_unused_tail,
+    require_batch_size,
+    require_schedule,
+    sampling_of,
+)
 from pg_dpml.training.options import Choice, option
-from pg_dpml.training.plan import Plan, Problem, privacy_warnings
-from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.sgd import make_sgd
 
-__all__ = ["NoisyStepsPlan"]
+__all__ = []
+
 
 CLIP = {"squared": 0.5}
 """Of scs13 and bst14: as published, but for a loss that has no bound of its own."""
@@ -62,34 +69,10 @@ LARGEST_BATCH = 2**21
 
 MOMENTUM = 0.9
 TAIL = 0.25
-WARN_SCORE_NOISE = 2.0
-"""Noise in a score above which a model says little: logits of real models are a few units."""
 
 
 @dataclass(frozen=True)
-class _Clipped:
-    """A loss and what its gradients are bounded by."""
-
-    loss: Loss
-    gradient_clip: float
-    row_bound: float
-    bound: float
-    """Of the gradients of all rows of a unit. Source: privacy/README.md, "Unit of privacy"."""
-
-
-@dataclass(frozen=True)
-class _NoisyOptions(RegularisedOptions):
-    """What the steps of all methods here have."""
-
-    passes: int | None = shared_options.passes("10")
-    batch_size: int | None = shared_options.batch_size()
-    radius: float | None = shared_options.radius()
-    average: str | None = shared_options.average()
-    tail: float | None = shared_options.tail()
-
-
-@dataclass(frozen=True)
-class Scs13Options(_NoisyOptions):
+class Scs13Options(NoisyOptions):
     """Options of scs13."""
 
     schedule: str | None = shared_options.schedule()
@@ -99,7 +82,7 @@ class Scs13Options(_NoisyOptions):
 
 
 @dataclass(frozen=True)
-class Bst14Options(_NoisyOptions):
+class Bst14Options(NoisyOptions):
     """Options of bst14."""
 
     accountant: str | None = option(
@@ -110,24 +93,12 @@ class Bst14Options(_NoisyOptions):
 
 
 @dataclass(frozen=True)
-class DpSgdOptions(_NoisyOptions):
+class DpSgdOptions(NoisyOptions):
     """Options of dp-sgd."""
 
     schedule: str | None = shared_options.schedule()
     step_size: float | None = shared_options.step_size()
     momentum: float | None = shared_options.momentum()
-
-
-@dataclass(frozen=True)
-class NoisyStepsPlan(Plan):
-    """Steps that each carry noise."""
-
-    work: Sgd
-    noise: StepNoise
-
-    def run(self, job: Job) -> Result:
-        """Take the steps on the packed rows; what the server returns carries its noise."""
-        return Result(*run_passes(job, self.work))
 
 
 @register
@@ -227,54 +198,13 @@ class DpSgd(PrivateMethod[DpSgdOptions]):
         return _plan_dp_sgd(problem, privacy, options)
 
 
-def _clipped(
-    problem: Problem, options: ClippedOptions, clips: Mapping[str, float], softmax_clip: float = math.inf
-) -> _Clipped:
-    loss, gradient_clip = choose_clipped_loss(problem, options, clips, softmax_clip)
-    row_bound = min(loss.lipschitz, gradient_clip)
-    return _Clipped(loss, gradient_clip, row_bound, problem.max_rows_per_unit * row_bound)
-
-
-def _require_schedule(method: str, schedule: str | None) -> None:
-    if schedule not in (None, "constant", "inverse_sqrt", "strongly_convex"):
-        raise SpecError(
-            f"schedule of {method} must be constant, inverse_sqrt or strongly_convex, not "
-            f"{schedule}: the others are for steps that are capped"
-        )
-
-
-def _require_batch_size(problem: Problem, batch_size: int | None) -> None:
-    if batch_size is not None and batch_size > max(problem.n_units, 1):
-        raise SpecError(
-            f"batch_size must be at most the number of {'units' if problem.unit else 'rows'}, "
-            f"{problem.n_units:,}, not {batch_size:,}"
-        )
-
-
-def _refuse_unused_tail(tail: float | None, average: str) -> None:
-    """Refuse a tail that the average does not use: it would change nothing."""
-    if tail is not None and average != "tail":
-        raise SpecError(
-            f"tail belongs to average = tail, not to {average}: leave tail out, or give average = tail"
-        )
-
-
-def _refuse_unused_step_size(step_size: float | None, schedule: str) -> None:
-    """Refuse a step size that the schedule does not use: it would change nothing."""
-    if step_size is not None and schedule == "strongly_convex":
-        raise SpecError(
-            "step_size belongs to schedule constant or inverse_sqrt: steps of strongly_convex are "
-            "1/(lambda t); leave step_size out, or give schedule"
-        )
-
-
 def _plan_scs13(problem: Problem, privacy: PrivacySpec, options: Scs13Options) -> NoisyStepsPlan:
     lambda_ = options.lambda_ or 0.0
     schedule = options.schedule or ("strongly_convex" if lambda_ > 0.0 else "inverse_sqrt")
-    _require_schedule(Scs13.name, options.schedule)
-    _refuse_unused_tail(options.tail, options.average or "none")
-    _refuse_unused_step_size(options.step_size, schedule)
-    clipped = _clipped(problem, options, CLIP)
+    require_schedule(Scs13.name, options.schedule)
+    refuse_unused_tail(options.tail, options.average or "none")
+    refuse_unused_step_size(options.step_size, schedule)
+    clipped = clipped_loss(problem, options, CLIP)
     batch_size, passes = options.batch_size or BATCH_SIZE, options.passes or PASSES
     sgd = make_sgd(
         problem,
@@ -307,41 +237,7 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, options: Scs13Options) -
     )
     if delta == 0.0:
         delta = resolution.sampler_delta(passes * problem.n_weights)
-    return _plan(Scs13.name, problem, privacy, clipped, sgd, noise, delta, None)
-
-
-def _poisson_noise(
-    problem: Problem,
-    privacy: PrivacySpec,
-    clipped: _Clipped,
-    batch_size: int,
-    passes: int,
-    accountant: str = "pld",
-) -> tuple[StepNoise, str | None]:
-    if not unit_fits_block(problem.max_rows_per_unit, problem.n_features):
-        raise GuaranteeError(
-            f"Poisson batches need a unit's rows in one block, and {problem.max_rows_per_unit:,} rows of "
-            f"{problem.n_features:,} features are too long for one: take a smaller max_rows_per_unit"
-        )
-    return step_noise.calibrate_poisson(
-        bound=clipped.bound,
-        relation=privacy.relation,
-        passes=passes,
-        steps=passes * math.ceil(problem.n_units / batch_size),
-        sampling=_sampling(problem, batch_size),
-        n_units=problem.n_units,
-        max_rows_per_unit=problem.max_rows_per_unit,
-        row_bound=clipped.row_bound,
-        n_weights=problem.n_weights,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta_for(problem.n_units),
-        accountant=accountant,
-    )
-
-
-def _sampling(problem: Problem, batch_size: int) -> float:
-    """Probability q = min(1, b/n). Source: privacy/README.md, "Poisson batches"."""
-    return min(1.0, batch_size / max(problem.n_units, 1))
+    return plan_of(Scs13.name, problem, privacy, clipped, sgd, noise, delta, None)
 
 
 def _plan_bst14(problem: Problem, privacy: PrivacySpec, options: Bst14Options) -> NoisyStepsPlan:
@@ -349,13 +245,11 @@ def _plan_bst14(problem: Problem, privacy: PrivacySpec, options: Bst14Options) -
 
     Source: privacy/README.md, "BST14".
     """
-    _refuse_unused_tail(options.tail, options.average or "none")
-    _require_batch_size(problem, options.batch_size)
-    clipped = _clipped(problem, options, CLIP)
+    refuse_unused_tail(options.tail, options.average or "none")
+    require_batch_size(problem, options.batch_size)
+    clipped = clipped_loss(problem, options, CLIP)
     batch_size, passes = options.batch_size or BATCH_SIZE, options.passes or PASSES
-    noise, warning = _poisson_noise(
-        problem, privacy, clipped, batch_size, passes, options.accountant or "pld"
-    )
+    noise, warning = poisson_noise(problem, privacy, clipped, batch_size, passes, options.accountant or "pld")
     lambda_ = options.lambda_ or 0.0
     radius = options.radius or (clipped.bound / lambda_ if lambda_ > 0.0 else RADIUS)
     gradient_norm = math.hypot(math.sqrt(problem.n_weights) * noise.scale, batch_size * clipped.bound)
@@ -376,28 +270,28 @@ def _plan_bst14(problem: Problem, privacy: PrivacySpec, options: Bst14Options) -
         multipliers = step_noise.bst14_multipliers(
             privacy.epsilon,
             privacy.delta_for(problem.n_units),
-            _sampling(problem, batch_size),
+            sampling_of(problem, batch_size),
             problem.n_units,
             noise.steps,
             privacy.relation,
         )
         noise = replace(noise, multipliers=multipliers)
-    return _plan(
+    return plan_of(
         Bst14.name, problem, privacy, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning
     )
 
 
 def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) -> NoisyStepsPlan:
     schedule, average = options.schedule or "constant", options.average or "tail"
-    _require_schedule(DpSgd.name, options.schedule)
-    _refuse_unused_tail(options.tail, average)
-    _refuse_unused_step_size(options.step_size, schedule)
-    _require_batch_size(problem, options.batch_size)
-    clipped = _clipped(problem, options, DP_SGD_CLIP, math.sqrt(1.0 - 1.0 / problem.n_outputs))
+    require_schedule(DpSgd.name, options.schedule)
+    refuse_unused_tail(options.tail, average)
+    refuse_unused_step_size(options.step_size, schedule)
+    require_batch_size(problem, options.batch_size)
+    clipped = clipped_loss(problem, options, DP_SGD_CLIP, math.sqrt(1.0 - 1.0 / problem.n_outputs))
     n_units = max(problem.n_units, 1)
     batch_size = options.batch_size or min(math.ceil(n_units / DP_SGD_STEPS), LARGEST_BATCH)
     passes = options.passes or PASSES
-    noise, warning = _poisson_noise(problem, privacy, clipped, batch_size, passes)
+    noise, warning = poisson_noise(problem, privacy, clipped, batch_size, passes)
     momentum = MOMENTUM if options.momentum is None else options.momentum
     lambda_ = options.lambda_ or 0.0
     first_step = _first_step(problem, clipped, noise, schedule, batch_size, momentum, lambda_)
@@ -415,14 +309,14 @@ def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) 
         momentum=momentum,
         capped=False,
     )
-    return _plan(
+    return plan_of(
         DpSgd.name, problem, privacy, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning
     )
 
 
 def _first_step(
     problem: Problem,
-    clipped: _Clipped,
+    clipped: Clipped,
     noise: StepNoise,
     schedule: str,
     batch_size: int,
@@ -440,47 +334,3 @@ def _first_step(
     # sum of 1 / sqrt t over t = 1 .. T is at most 2 sqrt T - 1
     units = float(noise.steps) if schedule == "constant" else 2.0 * math.sqrt(noise.steps) - 1.0
     return min((1.0 - momentum) * budget / units, longest)
-
-
-def _plan(
-    method: str,
-    problem: Problem,
-    privacy: PrivacySpec,
-    clipped: _Clipped,
-    sgd: Sgd,
-    noise: StepNoise,
-    delta: float,
-    warning: str | None,
-) -> NoisyStepsPlan:
-    """The plan of steps with their noise; delta is the one reported."""
-    step_noise.require_stable(sgd.schedule, sgd.lambda_)
-    sgd = replace(
-        sgd,
-        gradient_clip=clipped.gradient_clip,
-        noise=noise.kind if noise.scale > 0.0 else None,
-        noise_scale=noise.scale,
-        sampling=noise.sampling,
-    )
-    noise = replace(
-        noise,
-        score_stddev=step_noise.noise_growth(
-            schedule=sgd.schedule,
-            steps=noise.steps,
-            lambda_=sgd.lambda_,
-            momentum=sgd.momentum,
-            average_from=sgd.average_from,
-            batch_size=sgd.batch_size,
-            radius=sgd.radius,
-            sum_stddev=noise.sum_stddev,
-        ),
-    )
-    warnings = privacy_warnings(problem, privacy, delta)
-    if warning is not None:
-        warnings.append(warning)
-    if noise.score_stddev > WARN_SCORE_NOISE:
-        warnings.append(
-            f"the noise in a row's score has a standard deviation of up to {noise.score_stddev:.2g}, "
-            "as large as the scores of a good model: expect little accuracy; take a larger batch_size, "
-            "smaller steps or fewer passes"
-        )
-    return NoisyStepsPlan(method, problem, sgd, problem.guarantee(privacy, delta), noise, tuple(warnings))

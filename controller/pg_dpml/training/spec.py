@@ -25,8 +25,8 @@ class TrainSpec:
     method : str
         "auto", which chooses a method by public numbers, or the name of a method.
     **options
-        Options of the method, see docs/options.md; `lambda` is written `lambda_`. None, and the default of
-        an option, count as not given.
+        Options of the method, see docs/options.md; `lambda` is written `lambda_`. The default of an
+        option counts as not given.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ def _is_given(method: Method[Any], name: str, value: object) -> bool:
         known = [shown_name(one) for one in method_options()]
         raise SpecError(f"there is no option {shown_name(name)}{did_you_mean(shown_name(name), known)}")
     default = next(iter(used_by.values())).default
-    if value is None or (value == default and type(value) is type(default)):
+    if value is default or (type(value) is type(default) and value == default):
         return False
     if method.name not in used_by:
         # Whoever gives a bad value of another method's option learns of the value first, as of its own.

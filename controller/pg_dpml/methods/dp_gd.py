@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Gradient descent on noisy sums over all rows: dp-gd, and whitened-dp-gd on rows of a better shape.
+"""Gradient descent on noisy sums over all rows.
 
-Constants of both are those that were best over many public data sets; all are
+Constants, here and in whitened-dp-gd, are those that were best over many public data sets; all are
 functions of public numbers. tau, the length of all steps together, is what
 matters: the steps' noise adds up to a standard deviation of tau D/(n mu) in a
 score, however many steps there are.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pg_dpml.blocks.packing import unit_fits_block
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
@@ -32,29 +32,25 @@ from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.sgd import average_start
 from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
 
-__all__ = ["Descent", "DescentPlan", "Whitening"]
+__all__ = [
+    "TAIL",
+    "Descent",
+    "DescentPlan",
+    "Whitening",
+    "clipped_loss",
+    "longest",
+    "noise_length",
+    "plan_of",
+    "whitened_curvature",
+]
+
 
 DEFAULT_CLIP = {"logistic": 0.5, "squared": 0.5}
 """Of the derivative: for logistic the gradient of the zero model, so that no first step is shortened."""
 
-GRAM_SHARE = 0.1
-"""Of mu^2, for the second moments."""
-
-RIDGE = 0.5
-"""Of the largest eigenvalue of the noise in the second moments, about s sqrt(2 d)."""
-
 TAIL = 0.25
 STEPS = 60
 MOMENTUM = 0.9
-
-WHITENED_STEPS = (10, 60)
-WHITENED_STEP_BUDGET = 200.0
-"""n mu that is worth one more step."""
-WHITENED_MOMENTUM = 0.5
-MANY_ROWS = 200_000
-"""From here on a pass takes so long that fewer steps, of more momentum, are the better bargain."""
-MANY_ROWS_STEPS = 20
-MANY_ROWS_MOMENTUM = 0.75
 SPREAD = 1.5
 """The largest eigenvalue of normalised whitened rows, over its estimate."""
 
@@ -149,7 +145,7 @@ class Descent:
         """
         tau = self.tau
         if self.whitening is not None:
-            tau = min(tau, _longest(self.steps, self.momentum, _whitened_curvature(self.smoothness, largest)))
+            tau = min(tau, longest(self.steps, self.momentum, whitened_curvature(self.smoothness, largest)))
         return (1.0 - self.momentum) * tau / self.steps
 
     def record(self, n_units: int) -> dict[str, Any]:
@@ -254,61 +250,17 @@ class DpGd(PrivateMethod[DpGdOptions]):
         return _plan_plain(problem, privacy, options)
 
 
-@dataclass(frozen=True)
-class WhitenedOptions(ClippedOptions):
-    """Options of whitened-dp-gd."""
-
-    passes: int | None = shared_options.passes()
-
-
-@register
-class WhitenedDpGd(PrivateMethod[WhitenedOptions]):
-    """Gradient descent on rows that a noisy release of their second moments whitens."""
-
-    name = "whitened-dp-gd"
-    summary = "dp-gd on rows that noisy second moments whiten first"
-    cards = (
-        Card(
-            theorem="Gaussian releases with fixed mu_t compose to sqrt(sum mu_t^2), exactly (Dong, Roth &"
-            " Su 2022): one noisy Gram matrix with a tenth of mu^2, T noisy gradients with the "
-            "rest. mu from (epsilon, delta) by Balle & Wang 2018, Theorem 8.",
-            sensitivity="Gram sum X'X: sqrt 2 m in Frobenius norm (`replace_one`), m (`add_remove`). Gradient"
-            ' sum: D = 2 m C or m C, since the stored rows have ||P x|| <= 1 ("Whitened '
-            'gradients").',
-            checked='delta > 0 and large enough for the sampler ("Floating point"); features at most '
-            "2,500; rounding of the sums below a hundredth of their sensitivity.",
-            charged="(epsilon, delta), mechanism `gaussian` with its mu, steps and scales.",
-            post_processing="Eigenvectors, P, number and length of steps, momentum, average of the last "
-            "quarter, folding P into the weights.",
-            corrected="There is no publication to follow. Against common implementations of DP-GD: mu is "
-            "exact at every epsilon (not sqrt(2 ln(1.25/delta))/epsilon), and the clip bounds the"
-            " derivative of the score, so that no row's norm is computed.",
-        ),
-    )
-    options = WhitenedOptions
-    examples = (
-        Example(),
-        Example(options={"passes": 2}),
-        Example("multiclass"),
-        Example("regression"),
-    )
-
-    def plan(self, problem: Problem, privacy: PrivacySpec, options: WhitenedOptions) -> DescentPlan:
-        """Fix the steps and the noise, but for what the noisy second moments shorten."""
-        return _plan_whitened(problem, privacy, options)
-
-
-def _longest(steps: int, momentum: float, curvature: float) -> float:
+def longest(steps: int, momentum: float, curvature: float) -> float:
     """Tau of steps of eta = (1 + momentum)/curvature, half of what diverges (Polyak 1964)."""
     return steps * (1.0 + momentum) / ((1.0 - momentum) * curvature)
 
 
-def _whitened_curvature(smoothness: float, largest: float) -> float:
+def whitened_curvature(smoothness: float, largest: float) -> float:
     """Of the mean loss of whitened rows, at most, where the mean of x x' has that largest eigenvalue."""
     return smoothness * min(1.0, SPREAD * largest)
 
 
-def _clipped(problem: Problem, options: ClippedOptions) -> tuple[Loss, float, float]:
+def clipped_loss(problem: Problem, options: ClippedOptions) -> tuple[Loss, float, float]:
     """Loss, bound on a row's derivatives, and bound on the gradient of a unit's rows."""
     softmax_clip = math.sqrt(1.0 - 1.0 / problem.n_outputs)
     loss, gradient_clip = choose_clipped_loss(problem, options, DEFAULT_CLIP, softmax_clip)
@@ -316,7 +268,7 @@ def _clipped(problem: Problem, options: ClippedOptions) -> tuple[Loss, float, fl
 
 
 def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) -> DescentPlan:
-    loss, gradient_clip, bound = _clipped(problem, options)
+    loss, gradient_clip, bound = clipped_loss(problem, options)
     if options.unit_clip is not None:
         if problem.unit is None:
             raise SpecError("unit_clip needs a unit of privacy: declare unit in the data spec, or take clip")
@@ -343,8 +295,8 @@ def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) ->
     if options.step_size is not None:
         tau = options.step_size * steps / (1.0 - momentum)
     else:
-        tau = 2.0 * budget if problem.task == "binary" else _noise_length(problem, budget)
-        tau = min(tau, _longest(steps, momentum, smoothness))
+        tau = 2.0 * budget if problem.task == "binary" else noise_length(problem, budget)
+        tau = min(tau, longest(steps, momentum, smoothness))
     descent = Descent(
         loss=loss,
         lambda_=lambda_,
@@ -359,78 +311,15 @@ def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) ->
     )
     score_stddev = tau / budget if problem.n_units > 0 else 0.0
     noise = ComposedNoise("gaussian", mu, steps, gradient, None, problem.n_weights, score_stddev)
-    return _plan(problem, privacy, delta, DpGd.name, descent, noise, budget)
+    return plan_of(problem, privacy, delta, DpGd.name, descent, noise, budget)
 
 
-def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOptions) -> DescentPlan:
-    loss, gradient_clip, bound = _clipped(problem, options)
-    d, m = problem.n_features, problem.max_rows_per_unit
-    if d > composed.MAX_WHITENED_FEATURES:
-        raise GuaranteeError(
-            f"method = whitened-dp-gd takes at most {composed.MAX_WHITENED_FEATURES} features, not {d}: "
-            "take method = dp-gd, or fewer features by projection"
-        )
-    n_units = max(problem.n_units, 1)
-    delta = privacy.delta_for(problem.n_units)
-    most_steps = options.passes or WHITENED_STEPS[1]
-    mu = composed.run_mu(privacy.epsilon, delta, most_steps * problem.n_weights + composed.triangle_size(d))
-    fewest, most = WHITENED_STEPS
-    steps = options.passes or min(max(math.ceil(n_units * mu / (m * WHITENED_STEP_BUDGET)), fewest), most)
-    momentum = WHITENED_MOMENTUM
-    if options.passes is None and n_units >= MANY_ROWS and steps > MANY_ROWS_STEPS:
-        steps, momentum = MANY_ROWS_STEPS, MANY_ROWS_MOMENTUM
-    moments = composed.calibrate_moments(
-        relation=privacy.relation,
-        max_rows_per_unit=m,
-        labels=False,
-        mu=math.sqrt(GRAM_SHARE) * mu,
-        n_units=problem.n_units,
-        n_features=d,
-    )
-    condition = composed.largest_condition(problem.n_units, m, d)
-    # 1.01 for the rounding of P itself
-    ridge = max(
-        RIDGE * moments.scale / n_units * math.sqrt(2.0 * d), m / max((condition / 1.01) ** 2 - 1.0, 1e-3)
-    )
-    condition = 1.01 * math.sqrt(1.0 + m / ridge)
-    gradient_mu = math.sqrt(1.0 - GRAM_SHARE) * mu
-    gradient = composed.calibrate_gradients(
-        bound=bound,
-        relation=privacy.relation,
-        steps=steps,
-        mu=gradient_mu,
-        n_units=problem.n_units,
-        max_rows_per_unit=problem.max_rows_per_unit,
-        n_weights=problem.n_weights,
-        n_features=d,
-        condition=condition,
-    )
-    budget = n_units * gradient_mu / privacy.relation.gradient_change(bound)
-    curvature = _whitened_curvature(m * loss.smoothness, 1.0 / d)
-    tau = min(_noise_length(problem, budget), _longest(steps, momentum, curvature))
-    descent = Descent(
-        loss=loss,
-        lambda_=0.0,
-        gradient_clip=gradient_clip,
-        unit_clip=math.inf,
-        steps=steps,
-        momentum=momentum,
-        tau=tau,
-        average_from=average_start("tail", TAIL, steps),
-        max_rows_per_unit=m,
-        whitening=Whitening(ridge, float(m), composed.stored_norm(condition)),
-    )
-    score_stddev = tau / budget if problem.n_units > 0 else 0.0
-    noise = ComposedNoise("gaussian", mu, steps, gradient, moments, problem.n_weights, score_stddev)
-    return _plan(problem, privacy, delta, WhitenedDpGd.name, descent, noise, budget)
-
-
-def _noise_length(problem: Problem, budget: float) -> float:
+def noise_length(problem: Problem, budget: float) -> float:
     """Tau of unit noise in a score; labels in [-1, 1] tolerate less noise than logits."""
     return min(budget, math.pow(budget, 0.75)) if problem.task == "regression" else budget
 
 
-def _plan(
+def plan_of(
     problem: Problem,
     privacy: PrivacySpec,
     delta: float,
@@ -439,6 +328,7 @@ def _plan(
     noise: ComposedNoise,
     budget: float,
 ) -> DescentPlan:
+    """The plan of a descent with its noise."""
     warnings = privacy_warnings(problem, privacy, delta)
     if problem.n_units > 0 and budget < WARN_BUDGET:
         warnings.append(
