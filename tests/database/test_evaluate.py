@@ -437,7 +437,7 @@ def test_interrupted(database: str, connection: psycopg.Connection, monkeypatch:
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NOISY.mechanisms, "release_sum", interrupt)
+    monkeypatch.setattr(NOISY.sums, "release_sum", interrupt)
     with pytest.raises(RunInterrupted, match="stays charged"):
         pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(1.0))
     assert len(charges(connection)) == 1

@@ -42,11 +42,11 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
+from plans import examples
 from sqltools import empty_registry, scalar
 
 N = 200
 PRIVACY = PrivacySpec(1, 1e-6)
-METHODS = ("bolt-on", "dp-gd", "whitened-dp-gd", "dp-sgd", "bst14", "scs13")
 STAYS = r"epsilon = 1, delta = 1e-06 stay charged \(entry {entry} of dpml.ledger\)"
 OURS = "application_name = 'dpml' AND datname = current_database() AND backend_type = 'client backend'"
 WORK_TABLES = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
@@ -149,15 +149,11 @@ def lose(number: int, how: Loss) -> Callable[[int, str], Loss]:
     return lambda request, text: how if request == number else Loss.NONE
 
 
-def sgd(method: str) -> Run:
-    return lambda dsn: train(dsn, training=TrainSpec(method=method, passes=2))
+def run_of(task: str, training: TrainSpec) -> Run:
+    return lambda dsn: train(dsn, data=people.spec(task), training=training)
 
 
-RUNS: dict[str, Run] = {method: sgd(method) for method in METHODS} | {
-    "certified": lambda dsn: train(dsn, training=TrainSpec(method="bolt-on", lambda_=0.01)),
-    "sufficient-statistics": lambda dsn: train(
-        dsn, data=people.spec("regression"), training=TrainSpec(method="sufficient-statistics")
-    ),
+RUNS: dict[str, Run] = {name: run_of(*given) for name, given in examples(private=True).items()} | {
     "units": lambda dsn: train(
         dsn, data=people.spec(columns=(people.FEATURES[0],), unit="gain", max_rows_per_unit=2)
     ),

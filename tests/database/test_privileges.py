@@ -27,6 +27,7 @@ from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.runs import requests
 from pg_dpml.tables.checks import check_table
+from plans import examples
 from sqltools import empty_registry, scalar
 
 N = 300
@@ -416,11 +417,9 @@ def everything(dsn: str, folder: Path) -> None:
     with_lambda = pg_dpml.Grid({"lambda": [0.0, 1e-3]}, BOLT_ON)
     pg_dpml.plan(dsn, data, PRIVACY)
     pg_dpml.train(dsn, data, PRIVACY, name="auto")
-    for method in ("bolt-on", "dp-sgd", "sufficient-statistics", "scs13"):
-        task = "regression" if method == "sufficient-statistics" else "binary"
-        own = replace(data, label=people.LABELS[task])
-        pg_dpml.train(dsn, own, PRIVACY, TrainSpec(method=method), name=method)
-    pg_dpml.train(dsn, data, PRIVACY, TrainSpec(method="bolt-on", lambda_=0.1), name="certified")
+    for name, (task, training) in examples(private=True).items():
+        if name != "auto":
+            pg_dpml.train(dsn, replace(data, label=people.LABELS[task]), PRIVACY, training, name=name)
     pg_dpml.train(dsn, replace(data, label=people.LABELS["multiclass"]), PRIVACY, name="classes")
     pg_dpml.train(dsn, data, None, TrainSpec(method="lbfgs"), name="lbfgs")
     for method in ("auto", "bolt-on"):

@@ -23,6 +23,7 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
+from pg_dpml.blocks import blocks as blocks_module
 from pg_dpml.blocks import packing, source
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
@@ -45,9 +46,9 @@ from pg_dpml.privacy import resolution
 from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training import sgd as sgd_module
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
+from plans import examples
 from sqltools import scalar, work_tables
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -93,7 +94,7 @@ class Spy:
             return release(plan, weights)
 
         monkeypatch.setattr(TRAIN, "pack", spied_pack)
-        monkeypatch.setattr(sgd_module, "repack", spied_repack)
+        monkeypatch.setattr(blocks_module, "repack", spied_repack)
         monkeypatch.setattr(bolt_on, "release", spied_release)
 
     def look(self, session: Session, packed: PackedRows) -> PackedRows:
@@ -389,6 +390,18 @@ def test_tiny_tables(
     assert len(ledger(connection)) == 2
     training = TrainSpec(method="noiseless", passes=2)
     pg_dpml.train(database, people.spec(task, "tiny"), None, training, name="plain")
+    connection.execute("DROP TABLE tiny")
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_every_method_trains_on_few_rows(database: str, connection: psycopg.Connection, n: int) -> None:
+    create_people(connection, make_people(n), "tiny")
+    for private in (True, False):
+        for name, (task, training) in examples(private=private).items():
+            privacy = PrivacySpec(1.0, 0.01) if private else None
+            result = pg_dpml.train(database, people.spec(task, "tiny"), privacy, training, name=name)
+            assert np.all(np.isfinite(result.model.weights))
+            assert np.any(result.model.weights != 0.0) <= (n > 0)
     connection.execute("DROP TABLE tiny")
 
 

@@ -337,7 +337,9 @@ def test_the_condition_of_every_released_matrix_is_as_planned() -> None:
         np.testing.assert_array_equal(matrix, matrix.T)
         condition = float(np.linalg.cond(matrix))
         assert plan.work.whitening.row_norm <= (1.0 - 2.0**-19) / (1.0 + condition * 2.0**-23)
-        rows = np.vstack([replay.open_block(block).values for block in job.blocks]).astype(np.longdouble)
+        rows = np.vstack([replay.open_block(block).values for block in job.blocks.blocks]).astype(
+            np.longdouble
+        )
         assert np.all(np.sum((rows @ matrix.astype(np.longdouble)) ** 2, axis=1) <= 1.0)
 
 

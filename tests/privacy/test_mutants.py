@@ -530,7 +530,7 @@ MUTANTS = [
         "noise-of-a-full-batch-halved",
         PRIVACY,
         "return output.release(gradient, noise, source or Noise())",
-        "return (gradient + mechanisms.release(gradient, noise, source or Noise())) / 2.0",
+        "return (gradient + output.release(gradient, noise, source or Noise())) / 2.0",
         f"{TEST_FULL_BATCH}::test_an_attack_on_dp_gd_learns_no_more_than_claimed[1.0-Relation.REPLACE_ONE-1-more1]",
     ),
     Mutant(
