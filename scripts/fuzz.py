@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: PostgreSQL
 """Fuzz targets of the C code: built under AddressSanitizer and UBSan, run by libFuzzer or over a corpus.
 
-`fuzz/TARGET.c` is a target, `fuzz/corpus/TARGET.hex` its corpus: an input a line,
+`tests/fuzz/TARGET.c` is a target, `tests/fuzz/corpus/TARGET.hex` its corpus: an input a line,
 in hexadecimal digits. With libFuzzer a target is run for minutes, and what it
 finds goes into the corpus; the tests build the same targets with any compiler
-and run them over the corpus (`fuzz/replay.c`).
+and run them over the corpus (`tests/fuzz/replay.c`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pg_dpml.extension import pg_config_paths
 __all__ = ["CORPUS", "TARGETS", "Builder", "find_clang", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
-FUZZ = ROOT / "fuzz"
+FUZZ = ROOT / "tests" / "fuzz"
 CORPUS = FUZZ / "corpus"
 
 # Target and the files of the server's glue that it needs, which need the server's headers.
@@ -61,7 +61,7 @@ class Builder:
         Where objects and programs go.
     compiler : str
     libfuzzer : bool
-        Link libFuzzer in place of `fuzz/replay.c`.
+        Link libFuzzer in place of `tests/fuzz/replay.c`.
     optimise : str
     sources : Path
         The `udas` folder.
