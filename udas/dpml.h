@@ -13,9 +13,13 @@
 #include "kernels/encode.h"
 #include "kernels/gradient.h"
 #include "kernels/loss.h"
+#include "kernels/norm.h"
+#include "kernels/projection.h"
 #include "kernels/schedule.h"
+#include "kernels/score.h"
 #include "kernels/sgd.h"
 #include "kernels/status.h"
+#include "kernels/whiten.h"
 
 /* Weights times rows, or steps, between two looks at pending interrupts: with noise in every step some 200 ms. */
 #define DPML_NUMBERS_PER_CHECK ((int64) 1 << 24)
@@ -36,10 +40,6 @@ extern void dpml_open_block(DpmlBlock *block, Datum bytes);
 extern bytea *dpml_make_block(const DpmlBlock *block);
 extern bool dpml_same_bytes(const void *a, const void *b);
 extern Jsonb *dpml_copy_jsonb(MemoryContext context, Jsonb *json);
-
-/* Of a generator. */
-#define DPML_KEY_BYTES 32
-
 extern void dpml_random_key(uint8 key[DPML_KEY_BYTES]);
 
 /* json.c: typed reading of a JSON object, every error naming the key and its domain */

@@ -341,7 +341,7 @@ advance(PoissonStepsState *state, int64 step)
 	for (; state->step < step; state->step++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		dpml_sgd_step(&state->pass.sgd);
+		dpml_sgd_apply_batch(&state->pass.sgd);
 	}
 }
 

@@ -205,7 +205,7 @@ class Schedule:
     def step(self, t: int) -> float:
         """eta_t, for t >= 1."""
         require(1 <= t <= _MAX_COUNT, "t must be at least 1")
-        return float(lib.dpml_schedule_step(ffi.new("DpmlSchedule *", self.c_fields()), t))
+        return float(lib.dpml_schedule_step_size(ffi.new("DpmlSchedule *", self.c_fields()), t))
 
     def c_fields(self) -> dict[str, float]:
         """Members of the C struct."""

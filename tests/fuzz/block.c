@@ -14,6 +14,7 @@
 #include "kernels/gram.h"
 #include "kernels/poisson.h"
 #include "kernels/scalar.h"
+#include "kernels/score.h"
 #include "kernels/sgd.h"
 #include "kernels/status.h"
 #include "kernels/sums.h"

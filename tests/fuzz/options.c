@@ -96,7 +96,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		}
 		if (parsed.kind > 0 && parsed.kind < 4)
 		{
-			REQUIRE(dpml_schedule_step(&sgd->schedule, 1) >= 0.0);
+			REQUIRE(dpml_schedule_step_size(&sgd->schedule, 1) >= 0.0);
 			run_pass(*sgd);
 		}
 		if (parsed.kind == 4)

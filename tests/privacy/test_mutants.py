@@ -199,7 +199,7 @@ MUTANTS = [
         "direction-from-the-ball",
         "udas/kernels/noise.c",
         "dpml_noise_gaussian(rng, n, scale * sqrt(sum), out);",
-        "dpml_noise_gaussian(rng, n, scale * sqrt(sum) * pow(next_word(rng) * 0x1p-64, 1.0 / n), out);",
+        "dpml_noise_gaussian(rng, n, scale * sqrt(sum) * pow(rng_next(rng) * 0x1p-64, 1.0 / n), out);",
         f"{TEST_MECHANISMS}::test_knorm_release_distribution",
     ),
     Mutant(
@@ -212,13 +212,13 @@ MUTANTS = [
     Mutant(
         "places-on-two-points-not-divided",
         "udas/kernels/noise.c",
-        "from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);",
+        "from += (int64_t) ((unsigned __int128) rng_next(rng) * (uint64_t) width >> 64);",
         "from += width / 2;",
         f"{TEST_NOISE}::test_a_place_on_two_points_is_divided_where_they_meet",
     ),
     Mutant(
         "coins-of-one-word",
-        "udas/kernels/noise.c",
+        "udas/kernels/random.c",
         "probability = scaled - (double) digit;",
         "probability = 0.0;",
         f"{TEST_NOISE}::test_coins_are_exact",
@@ -274,7 +274,7 @@ MUTANTS = [
     ),
     Mutant(
         "noise-of-a-step-again",
-        "udas/kernels/noise.c",
+        "udas/kernels/random.c",
         "rng->counter += 8;",
         "rng->counter += 0;",
         f"{TEST_STEP_NOISE}::test_every_step_has_fresh_noise",
@@ -282,13 +282,13 @@ MUTANTS = [
     Mutant(
         "no-noise-on-an-empty-batch",
         "udas/kernels/poisson.c",
-        "dpml_sgd_step(sgd);",
-        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        "dpml_sgd_apply_batch(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_apply_batch(sgd); else sgd->steps++;",
         f"{TEST_STEP_NOISE}::test_poisson_steps_agree_with_oracle",
     ),
     Mutant(
         "realised-batch-size-as-divisor",
-        "udas/kernels/sgd.c",
+        "udas/kernels/sgd_step.h",
         "return -step / (options->batch_size * state->scale);",
         "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
         f"{TEST_STEP_NOISE}::test_pass_agrees_with_oracle",
@@ -303,8 +303,8 @@ MUTANTS = [
     Mutant(
         "empty-batches-are-no-steps",
         "udas/kernels/poisson.c",
-        "dpml_sgd_step(sgd);",
-        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        "dpml_sgd_apply_batch(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_apply_batch(sgd); else sgd->steps++;",
         f"{TEST_NOISY_REPLAY}::test_every_step_of_a_run_has_noise",
     ),
     Mutant(
@@ -330,21 +330,21 @@ MUTANTS = [
     ),
     Mutant(
         "noise-of-a-step-halved",
-        "udas/kernels/sgd.c",
+        "udas/kernels/sgd_step.h",
         "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
         "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0 * per_step, state->noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step",
     ),
     Mutant(
         "noise-of-a-poisson-step-halved",
-        "udas/kernels/sgd.c",
+        "udas/kernels/sgd_step.h",
         "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
         "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0 * per_step, state->noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[dp-sgd-4-2-2-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "noise-of-a-poisson-step-less-by-a-third",
-        "udas/kernels/sgd.c",
+        "udas/kernels/sgd_step.h",
         "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
         "dpml_noise_gaussian(state->rng, n, options->noise_scale / 1.5 * per_step, state->noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[bst14-5-4-1-Relation.ADD_REMOVE]",
@@ -442,7 +442,7 @@ MUTANTS = [
     ),
     Mutant(
         "realised-batch-size-in-the-sum",
-        "udas/kernels/sgd.c",
+        "udas/kernels/sgd_step.h",
         "return -step / (options->batch_size * state->scale);",
         "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
         f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
@@ -506,7 +506,7 @@ MUTANTS = [
     ),
     Mutant(
         "short-batch-divided-by-its-size",
-        "udas/kernels/sgd.c",
+        "udas/kernels/sgd_step.h",
         "return -step / (options->batch_size * state->scale);",
         "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
         f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
@@ -691,8 +691,8 @@ MUTANTS = [
     Mutant(
         "no-further-digits-where-a-place-reaches-over-two-points",
         NOISE,
-        "from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);",
-        "(void) next_word(rng);",
+        "from += (int64_t) ((unsigned __int128) rng_next(rng) * (uint64_t) width >> 64);",
+        "(void) rng_next(rng);",
         f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[44.9]",
     ),
     Mutant(
@@ -725,7 +725,7 @@ MUTANTS = [
     ),
     Mutant(
         "coins-of-32-digits",
-        NOISE,
+        "udas/kernels/random.c",
         "return word < digit;",
         "return word >> 32 < digit >> 32;",
         f"{TEST_RESOLUTION}::test_a_coin_has_just_its_probability[0.3333333333333333]",

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "status.h"
 
 /* The first DPML_BLOCK_HEADER bytes; its members leave no padding. */
 typedef struct BlockHeader

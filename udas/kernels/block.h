@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "status.h"
+
 enum DpmlBlockConstant
 {
 	DPML_BLOCK_MAGIC = 0x4b4c4244,	/* "DBLK" in little-endian bytes */

@@ -9,10 +9,10 @@
 #include <string.h>
 
 #include "group.h"
+#include "norm.h"
 #include "row.h"
 #include "rowloss.h"
 #include "scalar.h"
-#include "sgd.h"
 #include "vector.h"
 
 /* Below it, the square of a norm to clip could underflow. */

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "block.h"
-#include "noise.h"
+#include "random.h"
 #include "sgd.h"
 
 enum DpmlPoissonConstant

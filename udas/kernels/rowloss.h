@@ -11,9 +11,9 @@
 #include <stdint.h>
 
 #include "loss.h"
+#include "norm.h"
 #include "row.h"
 #include "scalar.h"
-#include "sgd.h"
 
 /* Derivative of a loss of one score; 0 for a row that contributes nothing. */
 DPML_INLINE double

@@ -4,7 +4,7 @@
 #include "scalar.h"
 
 double
-dpml_schedule_step(const DpmlSchedule *schedule, int64_t t)
+dpml_schedule_step_size(const DpmlSchedule *schedule, int64_t t)
 {
-	return dpml_step(schedule, t);
+	return dpml_step_size(schedule, t);
 }

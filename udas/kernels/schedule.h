@@ -23,6 +23,6 @@ typedef struct DpmlSchedule
 	double		max_step;		/* 1 / (beta + lambda): every step is capped by it */
 } DpmlSchedule;
 
-double		dpml_schedule_step(const DpmlSchedule *schedule, int64_t t);
+double		dpml_schedule_step_size(const DpmlSchedule *schedule, int64_t t);
 
 #endif

@@ -15,7 +15,7 @@
 
 #include "block.h"
 #include "loss.h"
-#include "noise.h"
+#include "random.h"
 #include "schedule.h"
 
 enum DpmlStepNoise
@@ -85,30 +85,9 @@ void		dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block, int32_t first, int3
 void		dpml_sgd_add(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n);
 
 /* A step with the open batch, empty or not. */
-void		dpml_sgd_step(DpmlSgd *state);
+void		dpml_sgd_apply_batch(DpmlSgd *state);
 
 /* Apply the open short batch, fold the scale into weights, turn average into the mean.  Call once. */
 void		dpml_sgd_finish(DpmlSgd *state);
-
-/*
- * Sum of losses at weights (K x d) over rows first .. first + n - 1, which must exist, of a block, and over one
- * float64 row; scores has K doubles.
- */
-double		dpml_loss_sum_block(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
-								int32_t first, int32_t n, double *scores);
-double		dpml_loss_sum_row(const DpmlLoss *loss, const double *weights, int32_t n_features,
-							  const double *x, double y, double *scores);
-
-/* Scores (K) of one float32 row at weights (K x d); what prediction uses. */
-void		dpml_scores(int32_t n_outputs, int32_t n_features, const double *weights, const float *x, double *scores);
-
-/*
- * ||P x||_2 of one float32 row; p is d x d, symmetric, work has d doubles.  0 where it is
- * beyond doubles, or so small that its products are not precise.
- */
-double		dpml_whitened_norm(int32_t n_features, const double *p, const float *x, double *work);
-
-/* Euclidean norm that neither overflows nor underflows; NaN or infinity if an entry is not finite. */
-double		dpml_norm(int64_t n, const double *x);
 
 #endif

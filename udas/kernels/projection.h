@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* The entries of a public random projection. */
+#ifndef DPML_PROJECTION_H
+#define DPML_PROJECTION_H
+
+#include <stdint.h>
+
+#include "random.h"
+
+/*
+ * A Gaussian random projection from n_raw to n_projected features, which keeps
+ * squared norms on average; the seed is public.  The matrix comes row by row, the
+ * next n entries at each call: an even number, but for the last ones.
+ */
+void		dpml_projection_start(DpmlRng *rng, uint64_t seed);
+void		dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out);
+
+#endif
