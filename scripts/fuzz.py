@@ -32,7 +32,7 @@ CORPUS = FUZZ / "corpus"
 # Target and the files of the server's glue that it needs, which need the server's headers.
 TARGETS: dict[str, tuple[str, ...]] = {
     "block": (),
-    "options": ("json.c", "options.c"),
+    "options": ("json.c", "options.c", "options_gradient.c", "options_sgd.c"),
     "spec": ("json.c", "spec.c"),
 }
 PG_MAJOR = 16

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* Typed reading of a JSON object.  A JSON null counts as an absent key. */
-#include "dpml.h"
+#include "json.h"
 
 #include <math.h>
 
 #include "utils/builtins.h"
 #include "utils/numeric.h"
+
+#include "kernels/block.h"
 
 void
 dpml_json_open(DpmlJson *json, JsonbContainer *object, const char *where)

@@ -5,7 +5,7 @@
  * to byte by byte: the text itself, an int8, a float8, the shortest decimal
  * text of a numeric, an enum's OID or the days of a date.
  */
-#include "dpml.h"
+#include "levels.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -20,6 +20,8 @@
 #include "utils/lsyscache.h"
 #include "utils/numeric.h"
 #include "utils/syscache.h"
+
+#include "numbers.h"
 
 typedef enum KeyKind
 {

@@ -20,6 +20,8 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
+#include "support.h"
+
 static const char *const model_query =
 "SELECT task, loss, classes, weights, n_features, encoder, whitening"
 " FROM dpml.models WHERE name OPERATOR(pg_catalog.=) $1";

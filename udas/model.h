@@ -3,7 +3,9 @@
 #ifndef DPML_MODEL_H
 #define DPML_MODEL_H
 
-#include "dpml.h"
+#include "compat.h"
+
+#include "reader.h"
 
 typedef enum DpmlTask
 {

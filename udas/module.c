@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* What loading the module does: it defines the settings. Which version it is. And where a procedure may commit. */
-#include "dpml.h"
+#include "module.h"
+
+#include "compat.h"
 
 #include <limits.h>
 

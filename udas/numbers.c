@@ -4,7 +4,7 @@
  * numeric uses the conversion that cannot overflow.  A date is its days, a
  * timestamp its seconds since 2000-01-01.
  */
-#include "dpml.h"
+#include "numbers.h"
 
 #include <math.h>
 
@@ -12,6 +12,7 @@
 #include "catalog/dependency.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/date.h"
 #include "utils/lsyscache.h"

@@ -8,7 +8,7 @@
  * Values live in the caller's per-row context.  Which errors there are depends
  * on the specification and the row type, never on a row.
  */
-#include "dpml.h"
+#include "reader.h"
 
 #include <math.h>
 
@@ -17,6 +17,10 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/typcache.h"
+
+#include "levels.h"
+#include "numbers.h"
+#include "support.h"
 
 /* In place of a field's number: how many fields of a record have its name. */
 #define NONE (-1)

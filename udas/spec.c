@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* The encoder's specification, from JSON.  Everything is allocated in the current context. */
-#include "dpml.h"
+#include "spec.h"
 
 #include <math.h>
 
 #include "miscadmin.h"
 #include "utils/memutils.h"
+
+#include "json.h"
+
+#include "kernels/block.h"
+#include "kernels/projection.h"
 
 static const char *const spec_keys[] = {"columns", "intercept", "norm", "format", "label", "projection"};
 static const char *const format_names[] = {"dense", "csr"};	/* enum DpmlBlockKind */
@@ -39,14 +44,8 @@ static const DpmlDomain any_number = {-HUGE_VAL, HUGE_VAL, false, false, "a fini
 static const DpmlDomain positive = {0, HUGE_VAL, true, false, "a number > 0"};
 static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
 
-/* Entries of a projection: a second to make, 256 MB to keep. */
-#define MAX_PROJECTION ((double) (1 << 26))
-
 /* Entries between two looks at pending interrupts. */
 #define PROJECTION_PIECE ((int64) 1 << 20)
-
-/* Pixels that all blurred pixels of a row look at: some 100 ms. */
-#define MAX_BLUR ((double) (1 << 26))
 
 static const DpmlDomain public_seed = {0, 9007199254740992.0, false, true, "an integer from 0 to 2^53"};
 
@@ -132,7 +131,7 @@ parse_image(DpmlSpec *spec, DpmlColumn *column, const DpmlJson *parent)
 	column->image = image;
 	column->width = dpml_image_features(&image);
 	spec->blur_cost += (double) column->width * Min(image.blur, image.rows) * Min(image.blur, image.columns);
-	if (spec->blur_cost > MAX_BLUR)
+	if (spec->blur_cost > DPML_MAX_BLUR)
 		dpml_json_refuse(&json, "blur", "smaller: the blurred pixels of all images look at more than 2^26 pixels");
 }
 
@@ -240,7 +239,7 @@ parse_projection(DpmlSpec *spec, JsonbContainer *object)
 	if (!dpml_json_number(&json, "features", &element_count, &features))
 		dpml_json_refuse(&json, "features", element_count.text);
 	(void) dpml_json_number(&json, "seed", &public_seed, &seed);
-	if (features * encoder->n_raw > MAX_PROJECTION || features + encoder->intercept > DPML_MAX_FEATURES)
+	if (features * encoder->n_raw > DPML_MAX_PROJECTION || features + encoder->intercept > DPML_MAX_FEATURES)
 		dpml_json_refuse(&json, "features", "at most 2^26 divided by the features before the projection");
 	n = (int64) features * encoder->n_raw;
 	matrix = MemoryContextAllocHuge(CurrentMemoryContext, (Size) n * sizeof(float));

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* Contexts, checked sizes, float8 arrays and packed blocks as SQL values. */
-#include "dpml.h"
+/* Memory of an aggregate, checked sizes, and SQL values: float8 arrays, packed blocks, jsonb, random keys. */
+#include "support.h"
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
+
+#include "kernels/status.h"
 
 /*
  * The memory of an aggregate's group.  A window frame would call the final
@@ -50,7 +52,7 @@ dpml_weights_count(int32 n_outputs, int32 n_features)
 	return (Size) n;
 }
 
-/* Of so many rows (> 0) how many to take at once, at so many weights each, with a look at interrupts before. */
+/* Rows (of so many that are left, > 0; n_weights weights each) to take before the next look at interrupts; looks now. */
 int32
 dpml_rows_piece(int64 n_weights, int32 rows)
 {
@@ -132,6 +134,17 @@ dpml_open_block(DpmlBlock *block, Datum bytes)
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("%s", block_status_text(status)),
 				 errhint("Blocks are made by dpml.encode and dpml.pack, on a machine of the same byte order.")));
+}
+
+/* The block in an argument that must not be null. */
+void
+dpml_block_argument(DpmlBlock *block, const NullableDatum *argument)
+{
+	if (argument->isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("block must not be null")));
+	dpml_open_block(block, argument->value);
 }
 
 /* The bytes of a block as a new bytea. */

@@ -11,10 +11,16 @@ from typing import Any, NamedTuple
 
 from pg_dpml.database import ColumnType, Session, SourceTable, json_parameter, sql, verbatim
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
-from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
+from pg_dpml.kernels import (
+    BLOCK_HEADER_BYTES,
+    BLOCK_MAX_BYTES,
+    BLOCK_PAGE_BYTES,
+    MAX_FEATURES,
+    MAX_PROJECTION,
+)
 from pg_dpml.moments import MOMENTS, moment_number
 from pg_dpml.names import shown, toml_key, visible
-from pg_dpml.spec import LONGEST_LEVEL, MAX_FEATURES, MAX_WEIGHTS, Column, DataSpec, Label
+from pg_dpml.spec import LONGEST_LEVEL, MAX_WEIGHTS, Column, DataSpec, Label
 from pg_dpml.tables.levels import as_compared
 
 __all__ = [
@@ -36,8 +42,6 @@ __all__ = [
     "whiten",
 ]
 
-MAX_PROJECTION = 2**26
-"""Entries of a projection matrix, as in udas/spec.c."""
 
 LARGEST_BLOCK_BYTES = 2**30 - 2**16
 """Of a value that PostgreSQL stores, with room for its header."""

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import DEFAULT_HUBER_H, MAX_BLUR, MAX_FEATURES
 from pg_dpml.moments import parse_moment, seconds_since_epoch
 from pg_dpml.names import did_you_mean, shown, toml_key
 from pg_dpml.privacy.relation import Relation
@@ -56,10 +57,8 @@ SOLVERS = ("sgd", "certified")
 ACCOUNTANTS = ("pld", "advanced")
 LOSSES = ("logistic", "huber_svm", "squared", "softmax")
 SCHEDULES = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
-MAX_FEATURES = 2**20
 MAX_WEIGHTS = 2**24
 """Features times classes. A state of several such arrays stays below 1 GB, PostgreSQL's largest value."""
-MAX_BLUR = 2**26  # pixels that the blurred pixels of a row look at
 MAX_ROWS_PER_UNIT = 10**6
 LONGEST_LEVEL = 10_000
 """Bytes of the longest level or class; longer text in a row is none of them."""
@@ -702,7 +701,7 @@ class TrainSpec:
     fresh_order: bool = False
     clip: float | None = None
     unit_clip: float | None = None
-    huber_h: float = 0.5
+    huber_h: float = DEFAULT_HUBER_H
     tolerance: float | None = None
     accountant: str | None = None
 

@@ -200,7 +200,16 @@ KEYS = [
         "step_size",
         "exponent",
     ),
-    *("rows", "average_from", "features", "clip_rows", "units", "noise", "noise_scale", "gradient_clip"),
+    *(
+        "rows",
+        "average_from",
+        "features",
+        "clip_rows",
+        "max_rows_per_unit",
+        "noise",
+        "noise_scale",
+        "gradient_clip",
+    ),
     *("momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip"),
     *("loss_clip", "columns", "intercept", "norm", "format", "label", "projection", "unknown", ""),
 ]
@@ -766,7 +775,7 @@ BLOCKS_OF = "wide, generate_series(1, 100000000) WHERE name ="
 # What would take many seconds, each alone: what is called, and over what.
 LONG = {
     "sgd_epoch": (f"dpml.sgd_epoch(0, block, NULL, {steps()})", "wide WHERE name = 'rows'"),
-    "units": (f"dpml.sgd_epoch(0, block, NULL, {steps(units=2000)})", "wide WHERE name = 'unit'"),
+    "units": (f"dpml.sgd_epoch(0, block, NULL, {steps(max_rows_per_unit=2000)})", "wide WHERE name = 'unit'"),
     "noise": (f"dpml.sgd_epoch(0, block, NULL, {json_literal(NOISY)})", "wide WHERE name = 'sparse'"),
     "sgd_epoch of rows": (
         f"dpml.sgd_epoch({ROW_OF_ONE}, 1, NULL, {steps()})",
@@ -782,7 +791,7 @@ LONG = {
         f"generate_series(1, 100000), (SELECT {MANY} AS w) AS s",
     ),
     "sgd_poisson of one unit": (
-        f"dpml.sgd_poisson(0, block, NULL, {steps(units=2000, steps=3, sampling=1)})",
+        f"dpml.sgd_poisson(0, block, NULL, {steps(max_rows_per_unit=2000, steps=3, sampling=1)})",
         "wide WHERE name = 'unit'",
     ),
     "sgd_poisson_steps": (
@@ -790,7 +799,8 @@ LONG = {
         "wide WHERE name = 'rows'",
     ),
     "gradient of one unit": (
-        f"dpml.gradient(block, {MANY}, {json_literal({**SOFTMAX, 'unit_clip': 1, 'units': 2000})})",
+        f"dpml.gradient(block, {MANY}, "
+        f"{json_literal({**SOFTMAX, 'unit_clip': 1, 'max_rows_per_unit': 2000})})",
         "wide WHERE name = 'unit'",
     ),
     "hessian": (f"dpml.gram(block, {ROW_OF_ONE}, {SUMS})", f"{BLOCKS_OF} 'rows'"),

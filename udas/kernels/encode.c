@@ -200,6 +200,12 @@ project(const DpmlEncoder *encoder, const double *raw, double *out)
 	}
 }
 
+double
+dpml_target_norm(void)
+{
+	return target_norm;
+}
+
 void
 dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *work, float *out)
 {

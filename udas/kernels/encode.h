@@ -9,6 +9,11 @@
 
 #include <stdint.h>
 
+enum DpmlEncodeConstant
+{
+	DPML_MAX_BLUR = 67108864	/* pixels that all blurred pixels of a row look at: 2^26, some 100 ms */
+};
+
 enum DpmlColumnKind
 {
 	DPML_NUMERIC = 0,			/* one feature */
@@ -67,6 +72,9 @@ typedef struct DpmlValue
 	int32_t		length;			/* array: elements; another length than width encodes as zeros */
 	const double *elements;		/* array: NaN for NULL elements */
 } DpmlValue;
+
+/* Norm that rows are brought to before they are rounded to float32. */
+double		dpml_target_norm(void);
 
 /* Features of an image of which rows and columns are given. */
 int32_t		dpml_image_features(const DpmlImage *image);

@@ -54,6 +54,12 @@ squared_value(double residual, double clip)
 }
 
 double
+dpml_default_huber_h(void)
+{
+	return 0.5;
+}
+
+double
 dpml_loss_value(const DpmlLoss *loss, double u, double y)
 {
 	switch (loss->kind)
@@ -197,4 +203,10 @@ dpml_loss_smoothness(const DpmlLoss *loss)
 		default:
 			return 0.5;
 	}
+}
+
+double
+dpml_loss_unit_smoothness(const DpmlLoss *loss, int32_t max_rows_per_unit)
+{
+	return max_rows_per_unit * dpml_loss_smoothness(loss);
 }

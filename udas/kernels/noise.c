@@ -284,3 +284,15 @@ dpml_noise_grid(double scale)
 	(void) frexp(scale, &exponent);
 	return ldexp(1.0, exponent - 21);
 }
+
+double
+dpml_least_scale(void)
+{
+	return DPML_LEAST_SCALE;
+}
+
+double
+dpml_most_grid_steps(void)
+{
+	return DPML_MOST_GRID_STEPS;
+}

@@ -7,6 +7,14 @@
 
 #include "random.h"
 
+/* Least scale of noise whose inverse, and its product with any count, is a number, too; the largest is its inverse. */
+#define DPML_LEAST_SCALE 0x1p-900
+double		dpml_least_scale(void);
+
+/* Largest standard deviation in steps of the grid: all numbers of the noise are whole, and exact in float64. */
+#define DPML_MOST_GRID_STEPS 0x1p45
+double		dpml_most_grid_steps(void);
+
 /* n independent standard normals as float64. */
 void		dpml_rng_normal(DpmlRng *rng, int64_t n, double *out);
 

@@ -15,6 +15,7 @@
 
 enum DpmlPoissonConstant
 {
+	DPML_MAX_POISSON_STEPS = 2147483647,	/* of a pass */
 	DPML_POISSON_STAGE = 32,		/* draws between two looks ahead */
 	DPML_POISSON_AHEAD = 96		/* draws known before their turn: where a unit, a row, its values are is fetched in turn */
 };

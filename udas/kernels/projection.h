@@ -7,6 +7,11 @@
 
 #include "random.h"
 
+enum DpmlProjectionConstant
+{
+	DPML_MAX_PROJECTION = 67108864	/* entries of a matrix, 2^26: a second to make, 256 MB to keep */
+};
+
 /*
  * A Gaussian random projection from n_raw to n_projected features, which keeps
  * squared norms on average; the seed is public.  The matrix comes row by row, the

@@ -18,7 +18,7 @@
 DPML_INLINE int
 is_direct(const DpmlSgdOptions *options)
 {
-	return options->batch_size == 1 && !options->units && options->noise == DPML_NO_NOISE && options->momentum == 0.0;
+	return options->batch_size == 1 && !options->by_unit && options->noise == DPML_NO_NOISE && options->momentum == 0.0;
 }
 
 /*
@@ -41,7 +41,7 @@ DPML_INLINE void
 row_done(DpmlSgd *state)
 {
 	state->rows++;
-	if (state->options.units)
+	if (state->options.by_unit)
 		return;
 	if (is_direct(&state->options))
 		end_step(state);
@@ -160,13 +160,63 @@ take_dense(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t end)
 	}
 }
 
+/*
+ * Place the arrays of a state from the first cache line of the memory on, so that
+ * no load of four lanes straddles two; returns where the last of them ends.
+ */
+static uintptr_t
+place_arrays(DpmlSgd *state, const DpmlSgdOptions *options, uintptr_t memory)
+{
+	int64_t		n = n_weights(options);
+	double	   *next = (double *) ((memory + 63) & ~(uintptr_t) 63);
+
+	state->weights = next;
+	next += n;
+	state->gradient = next;
+	next += n;
+	state->average = next;
+	next += n;
+	state->scores = next;
+	next += options->loss.n_classes;
+	state->velocity = options->momentum > 0.0 ? next : NULL;
+	if (state->velocity != NULL)
+		next += n;
+	state->noise = NULL;
+	state->rng = NULL;
+	if (options->noise != DPML_NO_NOISE)
+	{
+		state->noise = next;
+		next += n;
+		state->rng = (DpmlRng *) next;
+		return (uintptr_t) (state->rng + 1);
+	}
+	return (uintptr_t) next;
+}
+
 size_t
 dpml_sgd_memory(const DpmlSgdOptions *options)
 {
-	size_t		n_arrays = 3 + (options->momentum > 0.0) + (options->noise != DPML_NO_NOISE);
+	DpmlSgd		state;
 
-	return 64 + sizeof(double) * (n_arrays * (size_t) n_weights(options) + (size_t) options->loss.n_classes) +
-		(options->noise != DPML_NO_NOISE ? sizeof(DpmlRng) : 0);
+	/* from an address that wastes as much as any before the first cache line */
+	return (size_t) (place_arrays(&state, options, 1) - 1);
+}
+
+int
+dpml_sgd_valid(const DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	DpmlSgd		placed;
+
+	(void) place_arrays(&placed, options, (uintptr_t) state->weights);
+	return placed.weights == state->weights && placed.gradient == state->gradient &&
+		placed.average == state->average && placed.scores == state->scores &&
+		placed.velocity == state->velocity && placed.noise == state->noise && placed.rng == state->rng &&
+		options->n_features >= 1 && options->n_features <= DPML_MAX_FEATURES && options->loss.n_classes >= 1 &&
+		options->batch_size >= 1 && state->steps >= 0 && state->rows >= 0 &&
+		state->averaged >= 0 && state->averaged <= state->steps &&
+		state->in_batch >= 0 && state->in_batch <= options->batch_size &&
+		(options->noise == DPML_NO_NOISE || state->grid > 0.0);
 }
 
 void
@@ -174,31 +224,18 @@ dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, cons
 {
 	int64_t		n = n_weights(options);
 	size_t		size = (size_t) n * sizeof(double);
-	double	   *next;
+	uintptr_t	end;
 
 	memset(state, 0, sizeof(*state));
 	state->options = *options;
 	state->steps = start->steps;
 	state->scale = 1.0;
-	/* from a cache line's start, so that no load of four lanes straddles two */
-	state->weights = (double *) (((uintptr_t) memory + 63) & ~(uintptr_t) 63);
-	state->gradient = state->weights + n;
-	state->average = state->gradient + n;
-	state->scores = state->average + n;
-	next = state->scores + options->loss.n_classes;
-	memset(state->weights, 0, 3 * size + (size_t) options->loss.n_classes * sizeof(double));
-	if (options->momentum > 0.0)
-	{
-		state->velocity = next;
-		next += n;
-		memset(state->velocity, 0, size);
-		if (start->velocity != NULL)
-			memcpy(state->velocity, start->velocity, size);
-	}
+	end = place_arrays(state, options, (uintptr_t) memory);
+	memset(state->weights, 0, end - (uintptr_t) state->weights);
+	if (state->velocity != NULL && start->velocity != NULL)
+		memcpy(state->velocity, start->velocity, size);
 	if (options->noise != DPML_NO_NOISE)
 	{
-		state->noise = next;
-		state->rng = (DpmlRng *) (next + n);
 		state->grid = dpml_noise_grid(options->noise_scale);
 		dpml_rng_start(state->rng, start->key);
 	}
@@ -220,7 +257,7 @@ dpml_sgd_row(DpmlSgd *state, const double *x, double y)
 {
 	Row			row = {ROW_F64, state->options.n_features, NULL, x, NULL, y};
 
-	if (state->options.units)
+	if (state->options.by_unit)
 		begin_row(state, 1);
 	if (state->options.loss.n_classes > 1)
 		take_row_classes(state, &row);
@@ -276,7 +313,7 @@ dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n)
 	/* The caller has refused such a block by name; the arrays must be safe from it anyway. */
 	if (block->n_features != state->options.n_features)
 		return;
-	if (state->options.units)
+	if (state->options.by_unit)
 		take_units(&local, block, first, end);
 	else if (state->options.loss.n_classes > 1)
 		take_classes(&local, block, first, end);

@@ -37,11 +37,18 @@ typedef struct DpmlSgdOptions
 	int64_t		average_from;	/* first step whose iterate enters the average, from 1; 0 for no average */
 	int32_t		n_features;		/* d, intercept included */
 	int32_t		batch_size;		/* b >= 1, in units of privacy */
-	int32_t		units;			/* 1: blocks say which rows begin a unit; 0: every row is one */
+	int32_t		by_unit;		/* 1: blocks say which rows begin a unit; 0: every row is one */
 	int32_t		noise;			/* enum DpmlStepNoise */
 } DpmlSgdOptions;
 
-/* The caller allocates `memory`; the arrays below point into it.  w is scale * weights until finished. */
+/*
+ * w is scale * weights until finished.  The caller allocates the memory that the
+ * arrays are in, from its first cache line on:
+ *
+ *	| weights f64[K d] | gradient f64[K d] | average f64[K d] | scores f64[K] |
+ *	with momentum: | velocity f64[K d] |
+ *	with noise:    | noise f64[K d] | rng DpmlRng |
+ */
 typedef struct DpmlSgd
 {
 	DpmlSgdOptions options;
@@ -72,6 +79,9 @@ typedef struct DpmlSgdStart
 
 /* Bytes of working memory a pass needs. */
 size_t		dpml_sgd_memory(const DpmlSgdOptions *options);
+
+/* 1 if the arrays lie as drawn above and the numbers are within their bounds; for assertions. */
+int			dpml_sgd_valid(const DpmlSgd *state);
 
 void		dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, const DpmlSgdStart *start);
 

@@ -80,7 +80,7 @@ class Sgd:
 
         Source: privacy/README.md, "Unit of privacy".
         """
-        return (self.max_rows_per_unit or 1) * self.loss.smoothness
+        return self.loss.unit_smoothness(self.max_rows_per_unit or 1)
 
     def steps(self, n_rows: int, passes: int) -> int:
         """Steps of so many passes: passes ceil(n / b)."""
@@ -95,7 +95,7 @@ class Sgd:
             "rows": n_rows,
         }
         if self.max_rows_per_unit is not None:
-            options["units"] = self.max_rows_per_unit
+            options["max_rows_per_unit"] = self.max_rows_per_unit
         if self.schedule.kind in ("constant", "inverse_sqrt"):
             options["step_size"] = self.schedule.step_size
         if self.schedule.kind in ("decreasing", "sqrt_decreasing"):
@@ -187,12 +187,14 @@ def make_sgd(
     steps = passes * math.ceil(problem.n_rows / batch_size)
     return Sgd(
         loss=loss,
-        schedule=Schedule(
+        schedule=Schedule.resolve(
             kind,
             step_size=spec.step_size or step_size,
-            offset=float(max(problem.n_rows, 1)) ** spec.exponent,
+            exponent=spec.exponent,
+            n=problem.n_rows,
+            smoothness=loss.unit_smoothness(problem.max_rows_per_unit),
             lambda_=lambda_,
-            max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_) if capped else math.inf,
+            capped=capped,
         ),
         exponent=spec.exponent,
         lambda_=lambda_,

@@ -13,7 +13,9 @@
 #ifndef DPML_SUMS_STATE_H
 #define DPML_SUMS_STATE_H
 
-#include "dpml.h"
+#include "compat.h"
+
+#include "utils/jsonb.h"
 
 #include "kernels/sums.h"
 
@@ -63,7 +65,6 @@ pg_noreturn extern void dpml_sums_refuse(DpmlSumsKind kind);
 extern void dpml_sums_check_options(const DpmlSums *sums, const Jsonb *source);
 extern void dpml_sums_added(DpmlSums *sums, int32 rows);
 extern int32 dpml_sums_piece(int64 row_products);
-extern void dpml_sums_open_block(DpmlBlock *block, const NullableDatum *argument);
 extern Datum dpml_sums_combine(FunctionCallInfo fcinfo, DpmlSumsKind kind);
 extern Datum dpml_sums_final(FunctionCallInfo fcinfo, DpmlSumsKind kind);
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* States of sums over blocks: made, checked, combined, turned into a result. */
-#include "sums.h"
+#include "sums_state.h"
 
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
+
+#include "support.h"
 
 #define SUMS_VERSION 1
 
@@ -127,16 +129,6 @@ dpml_sums_piece(int64 row_products)
 
 	CHECK_FOR_INTERRUPTS();
 	return (int32) Max(Min(rows, DPML_FOLD_ROWS), 1);
-}
-
-void
-dpml_sums_open_block(DpmlBlock *block, const NullableDatum *argument)
-{
-	if (argument->isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("block must not be null")));
-	dpml_open_block(block, argument->value);
 }
 
 /* Do both states sum the same, at the same weights and with the same options? */

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* What the encoder reads a value as, for those who count what it puts right: see dpml check. */
-#include "dpml.h"
+#include "compat.h"
 
 #include <math.h>
 
 #include "catalog/pg_type.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+
+#include "numbers.h"
+
+#include "kernels/block.h"
 
 /* Kept in fn_extra for the query. */
 typedef struct ValueCache
