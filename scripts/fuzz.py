@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pg_dpml.embedded import find_pg_config
-from pg_dpml.extension import pg_config_paths
+from pg_dpml.extension import Sources, pg_config_paths
 
 __all__ = ["CORPUS", "TARGETS", "Builder", "find_clang", "main"]
 
@@ -38,9 +38,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
 PG_MAJOR = 16
 LONGEST_INPUT = {"block": 256, "options": 128, "spec": 192}  # so that a corpus stays small
 
+# A target chooses how far it is optimised, and sees the symbols of the code it runs.
 FLAGS = (
-    *("-std=gnu99", "-g1", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-D_GNU_SOURCE"),
-    *("-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror"),
+    *(flag for flag in Sources.find().own_flags() if flag not in ("-O3", "-fvisibility=hidden")),
+    *("-g1", "-fno-strict-aliasing", "-D_GNU_SOURCE", "-fno-omit-frame-pointer", "-Werror"),
 )
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -881,7 +881,7 @@ loss (required), classes, huber_h, clip, as in the topic options
 models (1, at most 64): weights hold so many models; the gradient is that of the first, losses has one sum each
 gradient (true), losses (true): what to compute; errors (false): count wrong rows in place of losses
 gradient_clip: bound on the norm of the derivatives in a row''s scores; loss_clip: bound on a row''s loss
-max_rows_per_unit: the most rows of a unit, as in options; unit_clip: bound on the gradient of a unit''s rows in one block
+max_rows_per_unit: as in options; unit_clip: bound on the gradient of a unit''s rows in one block
 dpml.gram(block): the sums xx of x x'' (upper triangle, row by row) and xy of y x; at most 2500 features
 dpml.gram(block, weights, options): the Hessian of logistic, huber_svm or squared; keys loss, huber_h, clip
 dpml.whiten(block, p, norm): every row x as x norm / ||p x||, p a symmetric matrix. See also: pack, loss.'

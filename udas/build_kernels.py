@@ -14,16 +14,10 @@ from pathlib import Path
 
 from cffi import FFI
 
-# As in udas/Makefile.  Without contraction a replay agrees bit for bit with a pass in the server.
-COMPILE_ARGS = [
-    "-std=gnu99",
-    "-O3",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
-]
+_ROOT = Path(__file__).resolve().parent.parent
+
+# Those of the server module.  Without contraction a replay agrees bit for bit with a pass in the server.
+COMPILE_ARGS = (_ROOT / "udas" / "compile_flags.txt").read_text(encoding="utf-8").split()
 
 
 def headers(kernels: Path) -> list[str]:
@@ -88,7 +82,6 @@ def build_in_place(root: Path) -> Path:
     return target
 
 
-_ROOT = Path(__file__).resolve().parent.parent
 ffibuilder = make_builder(_ROOT, Path())
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ typedef struct DpmlPassOptions
 
 /* The keys that dpml_pass_options_parse reads, for a solver's list of its keys. */
 #define DPML_PASS_KEYS \
-	"loss", "classes", "huber_h", "clip", "lambda", "features", "clip_rows", "max_rows_per_unit"
+	"loss", "classes", "huber_h", "clip", "features", "clip_rows", "max_rows_per_unit", "lambda"
 
 /* Domains that several parsers know. */
 extern const DpmlDomain dpml_positive;

@@ -563,7 +563,7 @@ def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: s
     """Only an aggregate of one's own can forge a state: combined with a good one, and gone on with."""
     family, types, arguments = STATES[kind]
     hostile.execute(
-        f"CREATE AGGREGATE pg_temp.state_of ({types}) (SFUNC = dpml.{kind}_step, STYPE = bytea);"
+        f"CREATE AGGREGATE pg_temp.state_of ({types}) (SFUNC = dpml.{kind}_transition, STYPE = bytea);"
         f"CREATE AGGREGATE pg_temp.joined (bytea) (SFUNC = dpml.{family}_combine, STYPE = bytea,"
         f" FINALFUNC = dpml.{family}_final)".encode()
     )
@@ -584,7 +584,7 @@ def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: s
     steps = (
         Attempt(
             "go on",
-            f"CREATE AGGREGATE pg_temp.forged ({types}) (SFUNC = dpml.{kind}_step, STYPE = bytea,"
+            f"CREATE AGGREGATE pg_temp.forged ({types}) (SFUNC = dpml.{kind}_transition, STYPE = bytea,"
             f" FINALFUNC = dpml.{family}_final, INITCOND = '\\x{bytes_.hex()}');"
             f"SELECT pg_temp.forged({BLOCK}{arguments}); DROP AGGREGATE pg_temp.forged ({types})",
         )

@@ -330,7 +330,7 @@ class States:
         self._family = "gram" if kind == "hessian" else kind
         self._types, self._values = STATES[kind]
         connection.execute(
-            f"CREATE AGGREGATE pg_temp.state_of ({self._types}) (SFUNC = dpml.{kind}_step, STYPE = bytea);"
+            f"CREATE AGGREGATE pg_temp.state_of ({self._types}) (SFUNC = dpml.{kind}_transition, STYPE = bytea);"
             f"CREATE AGGREGATE pg_temp.joined (bytea) (SFUNC = dpml.{self._family}_combine, STYPE = bytea,"
             f" FINALFUNC = dpml.{self._family}_final)".encode()
         )
@@ -351,7 +351,7 @@ class States:
                 " FINALFUNC = dpml.{}, INITCOND = {})"
             ).format(
                 sql.SQL(self._types),
-                sql.Identifier(f"{self._kind}_step"),
+                sql.Identifier(f"{self._kind}_transition"),
                 sql.Identifier(f"{self._family}_final"),
                 sql.Literal("\\x" + state.hex()),
             )
