@@ -21,6 +21,7 @@
 
 typedef struct PackState
 {
+	const char *aggregate;		/* as dpml_state_argument wants it; NULL in a window */
 	MemoryContext context;
 	DpmlBlock	block;			/* the rows so far; its arrays are those below */
 	int64		max_rows;		/* room in labels and row_end */
@@ -32,6 +33,8 @@ typedef struct PackState
 	uint32	   *row_end;		/* CSR only */
 	uint32	   *columns;		/* CSR only */
 } PackState;
+
+static const char name[] = "pack";
 
 DPML_FUNCTION(dpml_pack_transition);
 DPML_FUNCTION(dpml_pack_final);
@@ -147,18 +150,17 @@ finish_block(PackState *state)
 Datum
 dpml_pack_transition(PG_FUNCTION_ARGS)
 {
-	MemoryContext context = dpml_aggregate_context(fcinfo, "pack");
-	PackState  *state;
+	MemoryContext context = dpml_aggregate_context(fcinfo, name);
+	PackState  *state = dpml_state_argument(fcinfo, name);
 	DpmlBlock	block;
 
 	dpml_block_argument(&block, &fcinfo->args[1]);
-	if (PG_ARGISNULL(0))
+	if (state == NULL)
 	{
 		state = MemoryContextAllocZero(context, sizeof(PackState));
+		state->aggregate = name;
 		state->context = context;
 	}
-	else
-		state = (PackState *) PG_GETARG_POINTER(0);
 	check_state(state);
 	CHECK_FOR_INTERRUPTS();
 	append_block(state, &block);
@@ -168,10 +170,13 @@ dpml_pack_transition(PG_FUNCTION_ARGS)
 Datum
 dpml_pack_final(PG_FUNCTION_ARGS)
 {
-	(void) dpml_aggregate_context(fcinfo, "pack");
-	if (PG_ARGISNULL(0))
+	PackState  *state;
+
+	(void) dpml_aggregate_context(fcinfo, name);
+	state = dpml_state_argument(fcinfo, name);
+	if (state == NULL)
 		PG_RETURN_NULL();
-	PG_RETURN_BYTEA_P(finish_block((PackState *) PG_GETARG_POINTER(0)));
+	PG_RETURN_BYTEA_P(finish_block(state));
 }
 
 /* A limit among the arguments of the window function. */

@@ -7,17 +7,16 @@
 
 #include "support.h"
 
-/* A state that transition or final function was given. */
+/* What holds of every state between two calls. */
 static void
-check_state(const DpmlPass *pass, const char *aggregate)
+check_pass(const DpmlPass *pass)
 {
-	if (unlikely(pass->aggregate != aggregate))
-		elog(ERROR, "state is not one of dpml.%s", aggregate);
 	Assert(MemoryContextIsValid(pass->context));
 	Assert(pass->source != NULL && pass->next_block >= 0);
 	Assert(pass->options.loss.n_classes >= 1);
 	Assert(pass->options.n_features >= 0 && pass->options.n_features <= DPML_MAX_FEATURES);
 	Assert(!pass->begun || pass->options.n_features > 0);
+	(void) pass;
 }
 
 /*
@@ -32,11 +31,11 @@ dpml_pass_state(FunctionCallInfo fcinfo, const char *aggregate, int options_argu
 	DpmlPass   *pass;
 	Jsonb	   *source;
 
-	*first = PG_ARGISNULL(0);
+	pass = dpml_state_argument(fcinfo, aggregate);
+	*first = pass == NULL;
 	if (!*first)
 	{
-		pass = (DpmlPass *) PG_GETARG_POINTER(0);
-		check_state(pass, aggregate);
+		check_pass(pass);
 		Assert(pass->context == context);
 		(void) dpml_options_argument(fcinfo, options_argument, pass->source);
 		return pass;
@@ -53,11 +52,12 @@ dpml_pass_state(FunctionCallInfo fcinfo, const char *aggregate, int options_argu
 DpmlPass *
 dpml_pass_end(FunctionCallInfo fcinfo, const char *aggregate)
 {
-	DpmlPass   *pass = PG_ARGISNULL(0) ? NULL : (DpmlPass *) PG_GETARG_POINTER(0);
+	DpmlPass   *pass;
 
 	(void) dpml_aggregate_context(fcinfo, aggregate);
+	pass = dpml_state_argument(fcinfo, aggregate);
 	if (pass != NULL)
-		check_state(pass, aggregate);
+		check_pass(pass);
 	return pass;
 }
 

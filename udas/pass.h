@@ -23,7 +23,7 @@
 /* In the aggregate's memory: noise and coins are never shared between groups. */
 typedef struct DpmlPass
 {
-	const char *aggregate;		/* the very name that the aggregate passes: no other aggregate takes the state */
+	const char *aggregate;		/* as dpml_state_argument wants it */
 	MemoryContext context;		/* of the group */
 	Jsonb	   *source;			/* the options as given, to refuse ones that vary */
 	DpmlPassOptions options;	/* n_features is 0 until known */

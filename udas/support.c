@@ -31,6 +31,21 @@ dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate)
 	return context;
 }
 
+/*
+ * The state of type internal in the first argument, which begins with a pointer to
+ * the very name that its aggregate passes here; NULL before the first row.  Only a
+ * superuser's own aggregate can mix functions of several.
+ */
+void *
+dpml_state_argument(FunctionCallInfo fcinfo, const char *aggregate)
+{
+	void	   *state = PG_ARGISNULL(0) ? NULL : PG_GETARG_POINTER(0);
+
+	if (unlikely(state != NULL && *(const char *const *) state != aggregate))
+		elog(ERROR, "state is not one of dpml.%s", aggregate);
+	return state;
+}
+
 /* Zeroed memory that may be larger than 1 GB. */
 void *
 dpml_alloc(MemoryContext context, Size size)

@@ -15,6 +15,7 @@
 #define DPML_NUMBERS_PER_CHECK ((int64) 1 << 24)
 
 extern MemoryContext dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate);
+extern void *dpml_state_argument(FunctionCallInfo fcinfo, const char *aggregate);
 extern void *dpml_alloc(MemoryContext context, Size size);
 extern Size dpml_weights_count(int32 n_outputs, int32 n_features);
 extern int32 dpml_rows_piece(int64 n_weights, int32 rows);

@@ -596,6 +596,32 @@ def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: s
     assert refused["go on"] >= len(good)
 
 
+FINALS = {
+    "sgd_final": "sgd_epoch",
+    "sgd_poisson_final": "sgd_poisson",
+    "sgd_poisson_steps_final": "sgd_poisson_steps",
+    "loss_final": "loss",
+    "pack_final": "pack",
+}
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("final", sorted(FINALS))
+def test_a_state_of_another_aggregate_is_refused(hostile: psycopg.Connection, final: str) -> None:
+    """A superuser can write an aggregate out of functions of several."""
+    made = {
+        "pack": ("bytea", "dpml.pack_transition", BLOCK),
+        "loss": ("bytea, float8[], jsonb", "dpml.loss_blocks_transition", f"{BLOCK}, {WEIGHTS}, {SUMS}"),
+    }
+    types, transition, arguments = made["loss" if final == "pack_final" else "pack"]
+    hostile.execute(
+        f"CREATE AGGREGATE pg_temp.mixed ({types}) (SFUNC = {transition}, STYPE = internal,"
+        f" FINALFUNC = dpml.{final})".encode()
+    )
+    with pytest.raises(psycopg.errors.InternalError, match=f"state is not one of dpml.{FINALS[final]}$"):
+        hostile.execute(f"SELECT pg_temp.mixed({arguments})".encode())
+
+
 SPREAD = json.dumps(plain_spec(D, "logistic"))
 
 SUMS = json_literal({"loss": "logistic"})

@@ -330,7 +330,8 @@ class States:
         self._family = "gram" if kind == "hessian" else kind
         self._types, self._values = STATES[kind]
         connection.execute(
-            f"CREATE AGGREGATE pg_temp.state_of ({self._types}) (SFUNC = dpml.{kind}_transition, STYPE = bytea);"
+            f"CREATE AGGREGATE pg_temp.state_of ({self._types})"
+            f" (SFUNC = dpml.{kind}_transition, STYPE = bytea);"
             f"CREATE AGGREGATE pg_temp.joined (bytea) (SFUNC = dpml.{self._family}_combine, STYPE = bytea,"
             f" FINALFUNC = dpml.{self._family}_final)".encode()
         )
