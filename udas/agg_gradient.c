@@ -102,7 +102,7 @@ check_state(const DpmlSums *sums, const GradientCall *call, int32 n_features)
 				 errmsg("block has %d features, the weights have another number", n_features)));
 	if (sums->n_first != (options->gradient ? n_gradient : 0) ||
 		sums->n_second != (options->losses != DPML_NO_LOSSES ? options->n_models : 0))
-		dpml_sums_refuse(DPML_SUMS_GRADIENT);
+		dpml_sums_reject(DPML_SUMS_GRADIENT);
 }
 
 /* (state bytea, block bytea, weights float8[], options jsonb); weights are read from the group's first row. */

@@ -9,7 +9,7 @@
 
 #include "kernels/gram.h"
 
-/* What is kept in fn_extra of a transition function: memory, and the loss of the options last seen. */
+/* Kept in fn_extra of a transition function: working memory, and the loss of the options last seen. */
 typedef struct GramCall
 {
 	Jsonb	   *source;			/* the options that were parsed; NULL without */
@@ -68,7 +68,7 @@ get_state(FunctionCallInfo fcinfo, int32 n_features, int32 n_second)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("block has %d features, the blocks before it had another number", n_features)));
 	if (sums->n_second != n_second || sums->n_weights != n_features - n_second)
-		dpml_sums_refuse(DPML_SUMS_GRAM);
+		dpml_sums_reject(DPML_SUMS_GRAM);
 	return sums;
 }
 

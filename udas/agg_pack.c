@@ -207,7 +207,7 @@ size_with(const PackState *state, const DpmlBlock *more)
 	return dpml_block_size(&both);
 }
 
-/* Where a block can end without cutting a unit: before a row of the window that begins one. */
+/* A place where a block can end without cutting a unit: before a row of the window that begins one. */
 typedef struct Border
 {
 	int64		next;			/* that row of the window */

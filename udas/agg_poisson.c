@@ -95,7 +95,7 @@ reserve(MemoryContext context, void *array, int64 n, int64 *most)
 	return array;
 }
 
-/* Count what a row needs more against dpml.work_mem, before it is taken. */
+/* Count the memory that one more row needs against dpml.work_mem, before the row is taken. */
 static void
 count_memory(PoissonState *state, Size more)
 {
@@ -153,7 +153,7 @@ keep_block(PoissonState *state, const DpmlBlock *block)
 	}
 }
 
-/* What the steps read, once all rows are there. */
+/* The rows as the steps read them, once all of them have been taken. */
 static DpmlStore
 store_of(const PoissonState *state)
 {

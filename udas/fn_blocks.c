@@ -16,7 +16,7 @@ DPML_FUNCTION(dpml_rows);
 DPML_FUNCTION(dpml_unpack);
 DPML_FUNCTION(dpml_block_capacity_sql);
 
-/* What a view of one row points to beside the block. */
+/* Room for the parts of a view of one row that the block does not have. */
 typedef struct RowParts
 {
 	uint32		starts;

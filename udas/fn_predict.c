@@ -41,7 +41,7 @@ score(DpmlModel *model, HeapTupleHeader record)
 		model->scores[k] = norm > 0.0 ? model->scores[k] / norm : 0.0;
 }
 
-/* Of equal scores the first wins. */
+/* Index of the largest score; the first one of equal scores. */
 static int
 largest_score(const DpmlModel *model)
 {

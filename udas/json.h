@@ -31,6 +31,6 @@ extern char *dpml_json_text(const DpmlJson *json, const char *key, bool scalar);
 extern int	dpml_json_choice(const DpmlJson *json, const char *key, const char *const *names, int n_names, int absent);
 extern int	dpml_json_texts(const DpmlJson *json, const char *key, int minimum, char ***out);
 extern char *dpml_json_scalar_text(const JsonbValue *value);
-pg_noreturn extern void dpml_json_refuse(const DpmlJson *json, const char *key, const char *domain);
+pg_noreturn extern void dpml_json_reject(const DpmlJson *json, const char *key, const char *domain);
 
 #endif

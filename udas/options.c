@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* What the options of several aggregates share: the argument, the loss, units of privacy, bounds. */
+/* Options that several aggregates read in the same way: the argument, the loss, units of privacy, bounds. */
 #include "options.h"
 
 #include <math.h>
@@ -54,14 +54,14 @@ dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice)
 	if (dpml_json_number(json, "classes", &class_count, &classes))
 	{
 		if (loss->kind == DPML_SQUARED)
-			dpml_json_refuse(json, "classes", "absent with the loss \"squared\"");
+			dpml_json_reject(json, "classes", "absent with the loss \"squared\"");
 		loss->n_classes = (int32) classes;
 	}
 	else if (loss->kind == DPML_SOFTMAX)
-		dpml_json_refuse(json, "classes", "given with the loss \"softmax\": an integer from 2 to 1048576");
+		dpml_json_reject(json, "classes", "given with the loss \"softmax\": an integer from 2 to 1048576");
 
 	if (dpml_json_number(json, "clip", &dpml_positive, &loss->clip) && loss->kind == DPML_SOFTMAX)
-		dpml_json_refuse(json, "clip", "absent with the loss \"softmax\"");
+		dpml_json_reject(json, "clip", "absent with the loss \"softmax\"");
 }
 
 /* The bound at a key, a number > 0; infinity where the key is absent. */
@@ -74,7 +74,7 @@ dpml_options_bound(const DpmlJson *json, const char *key)
 	return bound;
 }
 
-/* The integer at a key; absent where there is none. */
+/* The integer at a key, or `absent` where the key is absent. */
 int64
 dpml_options_integer(const DpmlJson *json, const char *key, const DpmlDomain *domain, int64 absent)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * The options of an aggregate, a JSON object that is the same for all rows: what
- * several aggregates read in the same way.  A solver's own keys and their parser
- * stand in a file of its own, such as options_sgd.
+ * Options of aggregates that several of them read in the same way.  Options are a
+ * JSON object, the same for all rows.  A solver's own keys and their parser are in a
+ * file of the solver, such as options_sgd.
  */
 #ifndef DPML_OPTIONS_H
 #define DPML_OPTIONS_H
@@ -20,7 +20,7 @@ typedef enum DpmlLossChoice
 	DPML_ALL_LOSSES = DPML_SOFTMAX + 1
 } DpmlLossChoice;
 
-/* What the options of every pass say, whichever solver takes it. */
+/* Options of every pass over rows, whichever solver makes it. */
 typedef struct DpmlPassOptions
 {
 	DpmlLoss	loss;

@@ -32,15 +32,15 @@ dpml_gradient_options_parse(DpmlGradientOptions *options, Jsonb *jsonb)
 	losses = dpml_json_bool(&json, "losses", true);
 	errors = dpml_json_bool(&json, "errors", false);
 	if (errors && options->loss.kind == DPML_SQUARED)
-		dpml_json_refuse(&json, "errors", "false with the loss \"squared\"");
+		dpml_json_reject(&json, "errors", "false with the loss \"squared\"");
 	options->losses = !losses ? DPML_NO_LOSSES : errors ? DPML_ERRORS : DPML_LOSSES;
 	options->gradient_clip = dpml_options_bound(&json, "gradient_clip");
 	options->loss_clip = dpml_options_bound(&json, "loss_clip");
 	if (errors && options->loss_clip < HUGE_VAL)
-		dpml_json_refuse(&json, "loss_clip", "absent with \"errors\"");
+		dpml_json_reject(&json, "loss_clip", "absent with \"errors\"");
 	options->unit_clip = dpml_options_bound(&json, "unit_clip");
 	if (dpml_options_max_rows_per_unit(&json) == 0 && options->unit_clip < HUGE_VAL)
-		dpml_json_refuse(&json, "max_rows_per_unit", "given with \"unit_clip\": the most rows of a unit");
+		dpml_json_reject(&json, "max_rows_per_unit", "given with \"unit_clip\": the most rows of a unit");
 }
 
 /* The options of dpml.gram at weights: a loss of one score. */

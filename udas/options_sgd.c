@@ -30,7 +30,7 @@ static const DpmlDomain step_count = {1, DPML_MAX_POISSON_STEPS, false, true, "a
 static const DpmlDomain probability = {0, 1, true, false, "a number > 0 and <= 1"};
 static const DpmlDomain below_one = {0, 1 - 0x1p-53, false, false, "a number >= 0 and < 1"};
 
-/* What the step sizes need: rows where they depend on it, lambda where they are divided by it. */
+/* Reject options that lack what the step sizes depend on. */
 static void
 require_complete(const DpmlJson *json, const DpmlScheduleChoice *choice, bool has_rows)
 {
@@ -38,22 +38,22 @@ require_complete(const DpmlJson *json, const DpmlScheduleChoice *choice, bool ha
 	{
 		case DPML_CONSTANT:
 			if (choice->step_size == 0.0 && !has_rows)
-				dpml_json_refuse(json, "rows",
+				dpml_json_reject(json, "rows",
 								 "given, as the default step_size of schedule \"constant\" is 1/sqrt(rows)");
 			break;
 		case DPML_DECREASING:
 		case DPML_SQRT_DECREASING:
 			if (!has_rows)
-				dpml_json_refuse(json, "rows", "given with a decreasing schedule, which uses rows ^ exponent");
+				dpml_json_reject(json, "rows", "given with a decreasing schedule, which uses rows ^ exponent");
 			break;
 		case DPML_STRONGLY_CONVEX:
 			if (!(choice->lambda > 0))
-				dpml_json_refuse(json, "lambda", "> 0 with schedule \"strongly_convex\"");
+				dpml_json_reject(json, "lambda", "> 0 with schedule \"strongly_convex\"");
 			break;
 	}
 }
 
-/* Step sizes: privacy/README.md, "Schedules".  Incomplete is enough where no step is taken. */
+/* Step sizes (privacy/README.md, "Schedules"); options may lack something (`complete` false) where no step is taken. */
 static void
 parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, const DpmlPassOptions *pass, bool complete)
 {
@@ -67,7 +67,7 @@ parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, const DpmlPassOptio
 	has_rows = dpml_json_number(json, "rows", &count, &choice.n);
 	choice.capped = dpml_json_bool(json, "capped", true);
 	if (!choice.capped && (choice.kind == DPML_DECREASING || choice.kind == DPML_SQRT_DECREASING))
-		dpml_json_refuse(json, "capped", "true with a decreasing schedule, which begins at the cap");
+		dpml_json_reject(json, "capped", "true with a decreasing schedule, which begins at the cap");
 	if (complete)
 		require_complete(json, &choice, has_rows);
 	dpml_schedule_resolve(&choice, schedule);
@@ -81,9 +81,9 @@ parse_noise(DpmlSgdOptions *sgd, const DpmlJson *json)
 
 	sgd->noise = dpml_json_choice(json, "noise", noise_names, lengthof(noise_names), DPML_NO_NOISE);
 	if (sgd->noise != DPML_NO_NOISE && !has_scale)
-		dpml_json_refuse(json, "noise_scale", "given with \"noise\": its scale on the sum of a batch's gradients, > 0");
+		dpml_json_reject(json, "noise_scale", "given with \"noise\": its scale on the sum of a batch's gradients, > 0");
 	if (sgd->noise == DPML_NO_NOISE && has_scale)
-		dpml_json_refuse(json, "noise", "\"gaussian\" or \"k-norm\" with \"noise_scale\"");
+		dpml_json_reject(json, "noise", "\"gaussian\" or \"k-norm\" with \"noise_scale\"");
 }
 
 /* Poisson batches are drawn, and counted, apart from the order of the rows. */
@@ -96,19 +96,16 @@ parse_sampling(DpmlSgdPassOptions *options, const DpmlJson *json, DpmlSgdUse use
 	options->steps = dpml_options_integer(json, "steps", &step_count, 0);
 	has_steps = options->steps > 0;
 	if (use == DPML_FOR_EPOCH && has_steps)
-		dpml_json_refuse(json, "steps", "absent in dpml.sgd_epoch: rows and batch size say how many steps a pass has");
+		dpml_json_reject(json, "steps", "absent in dpml.sgd_epoch: rows and batch size say how many steps a pass has");
 	if (use == DPML_FOR_EPOCH && has_sampling)
-		dpml_json_refuse(json, "sampling", "absent in dpml.sgd_epoch: dpml.sgd_poisson draws its batches");
+		dpml_json_reject(json, "sampling", "absent in dpml.sgd_epoch: dpml.sgd_poisson draws its batches");
 	if ((use == DPML_FOR_POISSON || use == DPML_FOR_POISSON_STEPS) && !has_steps)
-		dpml_json_refuse(json, "steps", "given: the steps of this pass");
+		dpml_json_reject(json, "steps", "given: the steps of this pass");
 	if (use == DPML_FOR_POISSON && !has_sampling)
-		dpml_json_refuse(json, "sampling", "given: the probability that a unit is in a batch");
+		dpml_json_reject(json, "sampling", "given: the probability that a unit is in a batch");
 }
 
-/*
- * Parse and check everything.  For dpml.loss, what is about steps is still
- * checked key by key, but need not be complete.
- */
+/* Parse and check all options.  For dpml.loss, options about steps are checked, but none is required. */
 void
 dpml_sgd_options_parse(DpmlPassOptions *pass, DpmlSgdPassOptions *options, Jsonb *jsonb, DpmlSgdUse use)
 {

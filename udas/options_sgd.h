@@ -9,16 +9,16 @@
 
 #include "kernels/sgd.h"
 
-/* Which options must be there, and which must not. */
+/* The function that the options are for: it decides which of them are required, and which are rejected. */
 typedef enum DpmlSgdUse
 {
-	DPML_FOR_LOSS,				/* all about steps may be there, incomplete */
+	DPML_FOR_LOSS,				/* options about steps are checked, but none is required */
 	DPML_FOR_EPOCH,
-	DPML_FOR_POISSON,			/* sampling in the aggregate */
-	DPML_FOR_POISSON_STEPS		/* rows drawn before */
+	DPML_FOR_POISSON,			/* the aggregate draws the batches */
+	DPML_FOR_POISSON_STEPS		/* the batches were drawn before */
 } DpmlSgdUse;
 
-/* What the kernel is given, without n_features, which the data decides; and how batches are drawn. */
+/* The kernel's options, except n_features, which the data decides; and how batches are drawn. */
 typedef struct DpmlSgdPassOptions
 {
 	DpmlSgdOptions sgd;

@@ -7,7 +7,7 @@
 
 #include "support.h"
 
-/* What holds of every state between two calls. */
+/* Assert the invariants of a state between two calls. */
 static void
 check_pass(const DpmlPass *pass)
 {
@@ -109,7 +109,7 @@ dpml_pass_weights(const DpmlPass *pass)
 	return (int64) pass->options.loss.n_classes * pass->options.n_features;
 }
 
-/* Rows or steps (of so many that are left, > 0) to take before the next look at interrupts; looks now. */
+/* Rows or steps (of so many that are left, > 0) to process before the next interrupt check; checks now. */
 int32
 dpml_pass_piece(const DpmlPass *pass, int32 rows)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * What every aggregate that passes over rows has, whichever solver it is: a
- * group's memory, the options as given, the order of blocks, and pieces between
- * two looks at interrupts.
+ * A pass over rows, whichever solver makes it: a group's memory, the options as
+ * given, the order of blocks, and pieces between two checks for interrupts.
  *
  * A solver's state begins with a DpmlPass.  Its transition function
  *	 gets the state by dpml_pass_state; on the first row it parses its options,
@@ -25,7 +24,7 @@ typedef struct DpmlPass
 {
 	const char *aggregate;		/* as dpml_state_argument wants it */
 	MemoryContext context;		/* of the group */
-	Jsonb	   *source;			/* the options as given, to refuse ones that vary */
+	Jsonb	   *source;			/* the options as given: those of a later row must be the same */
 	DpmlPassOptions options;	/* n_features is 0 until known */
 	bool		begun;			/* n_features is known, and the solver is set up */
 	int64		next_block;		/* number that the next block must have */

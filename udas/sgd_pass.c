@@ -24,7 +24,7 @@ enum
 	N_ATTRIBUTES
 };
 
-/* As dpml_pass_state, with the options of SGD parsed on the first row. */
+/* The group's state, as dpml_pass_state returns it; parses the options of SGD on the first row. */
 DpmlSgdPass *
 dpml_sgd_pass_state(FunctionCallInfo fcinfo, const char *aggregate, int options_argument, DpmlSgdUse use,
 					Size size, bool *first)
@@ -37,7 +37,7 @@ dpml_sgd_pass_state(FunctionCallInfo fcinfo, const char *aggregate, int options_
 	return state;
 }
 
-/* As dpml_pass_end. */
+/* The state in a final function, as dpml_pass_end returns it. */
 DpmlSgdPass *
 dpml_sgd_pass_end(FunctionCallInfo fcinfo, const char *aggregate)
 {
@@ -102,7 +102,7 @@ check_length(const DpmlSgdPass *state, const char *name, const double *values, S
 				 errmsg("%s must have %zu elements (%d x %d), not %zu", name, wanted, n_outputs, n_features, n)));
 }
 
-/* What an earlier pass must have left where the options go on with it. */
+/* Require an array that an earlier pass must have left, where the options continue with it. */
 static void
 require_left(const double *values, bool needed, const char *name, const char *option)
 {

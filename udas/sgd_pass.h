@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* What the aggregates of SGD share: a group's state from its first row to its result, a dpml.epoch. */
+/* A pass of SGD, for all aggregates that make one: a group's state from its first row to its result, a dpml.epoch. */
 #ifndef DPML_SGD_PASS_H
 #define DPML_SGD_PASS_H
 
@@ -18,7 +18,7 @@ typedef struct DpmlSgdPass
 	DpmlSgd		sgd;			/* valid once the pass has begun */
 } DpmlSgdPass;
 
-/* Where a pass begins; all zero for a new model. */
+/* The state at the beginning of a pass, and the lengths of its arrays; all zero for a new model. */
 typedef struct DpmlSgdPassStart
 {
 	DpmlSgdStart sgd;

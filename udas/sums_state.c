@@ -10,7 +10,7 @@
 
 #define SUMS_VERSION 1
 
-/* Multiplications between two looks at pending interrupts: some 50 ms. */
+/* Multiplications between two interrupt checks: some 50 ms. */
 #define PRODUCTS_PER_CHECK ((int64) 1 << 26)
 
 StaticAssertDecl(offsetof(DpmlSums, data) == 32, "a state has no padding");
@@ -23,7 +23,7 @@ aggregate_name(DpmlSumsKind kind)
 
 /* A state that came from elsewhere, or from another version. */
 void
-dpml_sums_refuse(DpmlSumsKind kind)
+dpml_sums_reject(DpmlSumsKind kind)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_DATA_CORRUPTED),
@@ -85,7 +85,7 @@ dpml_sums_argument(FunctionCallInfo fcinfo, int argument, DpmlSumsKind kind)
 		sums->rows < 0 || sums->pending > DPML_FOLD_ROWS ||
 		sums->n_first < 0 || sums->n_second < 0 || sums->n_weights < 0 || sums->source_size < 0 ||
 		size != state_size((Size) dpml_sums_count(sums), (Size) sums->n_weights, (Size) sums->source_size))
-		dpml_sums_refuse(kind);
+		dpml_sums_reject(kind);
 	return sums;
 }
 
@@ -121,7 +121,7 @@ dpml_sums_added(DpmlSums *sums, int32 rows)
 	sums->pending = (uint16) pending;
 }
 
-/* Rows to take at once, of so many multiplications each, with a look at interrupts before. */
+/* Rows to take at once, of so many multiplications each, after an interrupt check. */
 int32
 dpml_sums_piece(int64 row_products)
 {

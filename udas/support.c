@@ -10,7 +10,7 @@
 
 /*
  * The memory of an aggregate's group.  A window frame would call the final
- * function many times over a growing state, so OVER is refused.
+ * function many times over a growing state, so OVER is rejected.
  */
 MemoryContext
 dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate)
@@ -67,7 +67,7 @@ dpml_weights_count(int32 n_outputs, int32 n_features)
 	return (Size) n;
 }
 
-/* Rows (of so many that are left, > 0; n_weights weights each) to take before the next look at interrupts; looks now. */
+/* Rows (of so many that are left, > 0; n_weights weights each) to process before the next interrupt check; checks now. */
 int32
 dpml_rows_piece(int64 n_weights, int32 rows)
 {
@@ -91,7 +91,7 @@ dpml_float8_array(const double *values, Size n)
 	return array;
 }
 
-/* An argument that must be a vector: where a NULL element is an error, unlike in a row. */
+/* An argument that must be a vector.  A NULL element is an error here, but not in a row. */
 const double *
 dpml_float8_argument(ArrayType *array, const char *name, Size *n)
 {

@@ -11,7 +11,7 @@
 #include "kernels/block.h"
 #include "kernels/random.h"
 
-/* Weights times rows, or steps, between two looks at pending interrupts: with noise in every step some 200 ms. */
+/* Weights times rows, or steps, between two interrupt checks: with noise in every step some 200 ms. */
 #define DPML_NUMBERS_PER_CHECK ((int64) 1 << 24)
 
 extern MemoryContext dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate);

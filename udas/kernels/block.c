@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* Packed blocks are checked, viewed, written and measured here; block.h draws their layout. */
 #include "block.h"
 
 #include <string.h>

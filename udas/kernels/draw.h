@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* The next word of a generator, inline, for the loops that draw many. */
+/* Drawing a word from a generator, inline for the loops that draw many. */
 #ifndef DPML_DRAW_H
 #define DPML_DRAW_H
 

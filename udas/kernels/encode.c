@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * The encoder: columns to features, features to a row of bounded norm.
+ *
  * Rounding to float32 moves each feature by at most 2^-24 of itself, so a
  * float64 row of norm 1 - 2^-19 keeps a norm below 1 - 2^-20 once rounded
  * (privacy/README.md, "Floating point").

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Gradients and losses of a full batch.
+ *
  * All rows see the same weights, so they go in groups of DPML_GROUP (group.h):
  * weights and sums are loaded once a group.
  */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Losses, their derivatives and their bounds.
+ *
  * With m = y u, a clip C bounds |phi'| by following the tangent of slope C from
  * the point m0 where the derivative reaches C: still convex, same smoothness
  * (privacy/README.md, "Losses").

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Normal numbers and noise.
+ *
  * Gaussian: the ziggurat of Marsaglia and Tsang 2000 (ziggurat.h).  A number is drawn as a
  * place, an interval that a word names; where one grid point does not have all of it, as many
  * random digits more say where in it the number lies.  So a point's probability is right

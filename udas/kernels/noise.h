@@ -19,8 +19,9 @@ double		dpml_most_grid_steps(void);
 void		dpml_rng_normal(DpmlRng *rng, int64_t n, double *out);
 
 /*
- * Noise in whole steps of a grid.  stddev and scale count in steps: standard deviation of a normal, and, for a density
- * proportional to exp(-||z|| / scale) in R^n, its scale; in [0, 2^45], which for K-norm noise is meant of scale sqrt(n + 1).
+ * Noise in whole steps of a grid.  stddev is the standard deviation of a normal, in
+ * steps, from 0 to 2^45.  scale is that of a density proportional to
+ * exp(-||z|| / scale) in R^n, in steps; scale sqrt(n + 1) is from 0 to 2^45.
  */
 void		dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out);
 void		dpml_noise_knorm(DpmlRng *rng, int64_t n, double scale, double *out);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* The norm takes the fast way where squares neither overflow nor underflow, and scales the entries elsewhere. */
 #include "norm.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* Poisson batches: units are drawn ahead of their turn, so that the memory of their rows can be fetched in time. */
 #include "poisson.h"
 
 #include <string.h>

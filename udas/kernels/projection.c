@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* A random projection: normal numbers from a generator with a public key. */
 #include "projection.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* Schedules as functions for callers outside the kernels; scalar.h has the step size for the loops. */
 #include "schedule.h"
 
 #include <math.h>

@@ -26,7 +26,7 @@ typedef struct DpmlSchedule
 	double		max_step;		/* 1 / (beta + lambda): every step is capped by it */
 } DpmlSchedule;
 
-/* What a user chooses, and what the step sizes depend on beside it.  All numbers are public. */
+/* A user's choice, and the numbers that step sizes depend on beside it.  All of them are public. */
 typedef struct DpmlScheduleChoice
 {
 	int32_t		kind;			/* enum DpmlScheduleKind */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* Scores and losses, row by row. */
 #include "score.h"
 
 #include "row.h"

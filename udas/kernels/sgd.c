@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * Which rows make a batch, and what each adds to the gradient sum; sgd_step.h has
- * the step.  At b = 1 a row goes straight into the weights, without noise and momentum.
+ * SGD over rows: the batch that a row belongs to, and the row's part of the gradient
+ * sum; sgd_step.h has the step.  At b = 1 a row goes straight into the weights, without noise and momentum.
  */
 #include "sgd.h"
 
@@ -310,7 +310,7 @@ dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n)
 	DpmlSgd		local = *state; /* no store to the arrays can alias it */
 	int32_t		end = first + n;
 
-	/* The caller has refused such a block by name; the arrays must be safe from it anyway. */
+	/* The caller has rejected such a block with an error; the arrays must be safe from it anyway. */
 	if (block->n_features != state->options.n_features)
 		return;
 	if (state->options.by_unit)

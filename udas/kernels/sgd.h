@@ -67,7 +67,7 @@ typedef struct DpmlSgd
 	DpmlRng    *rng;			/* of the noise; NULL without */
 } DpmlSgd;
 
-/* Where a pass begins: NULL arrays (K x d) are zero, or no iterate in the average yet. */
+/* The state at the beginning of a pass: a NULL array (K x d) is zero, and a NULL average has no iterate yet. */
 typedef struct DpmlSgdStart
 {
 	const double *weights;		/* they are projected on the ball */

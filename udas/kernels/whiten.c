@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Norms ||P x|| of the rows of a block.
+ *
  * Several rows of P at a time stay in the cache while all rows of the block pass
  * by: a wide P is read once for the block, not once for a row.
  */
