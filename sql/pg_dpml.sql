@@ -585,55 +585,55 @@ COMMENT ON COLUMN dpml.gram_sums.rows IS 'rows of the blocks';
 
 -- Support functions
 
-CREATE FUNCTION dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_rows_step';
-COMMENT ON FUNCTION dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb) IS
+CREATE FUNCTION dpml.sgd_rows_transition(internal, float8[], float8, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_rows_transition';
+COMMENT ON FUNCTION dpml.sgd_rows_transition(internal, float8[], float8, float8[], jsonb) IS
 'transition of dpml.sgd_epoch over rows';
 
-CREATE FUNCTION dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_blocks_step';
-COMMENT ON FUNCTION dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+CREATE FUNCTION dpml.sgd_blocks_transition(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_blocks_transition';
+COMMENT ON FUNCTION dpml.sgd_blocks_transition(internal, int4, bytea, dpml.epoch, jsonb) IS
 'transition of dpml.sgd_epoch over blocks';
 
 CREATE FUNCTION dpml.sgd_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_final';
 COMMENT ON FUNCTION dpml.sgd_final(internal) IS 'end of dpml.sgd_epoch';
 
-CREATE FUNCTION dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_step';
-COMMENT ON FUNCTION dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+CREATE FUNCTION dpml.sgd_poisson_transition(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_transition';
+COMMENT ON FUNCTION dpml.sgd_poisson_transition(internal, int4, bytea, dpml.epoch, jsonb) IS
 'transition of dpml.sgd_poisson';
 
 CREATE FUNCTION dpml.sgd_poisson_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_final';
 COMMENT ON FUNCTION dpml.sgd_poisson_final(internal) IS 'end of dpml.sgd_poisson, which takes its steps';
 
-CREATE FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_step';
-COMMENT ON FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb) IS
+CREATE FUNCTION dpml.sgd_poisson_steps_transition(internal, int4, bytea, int4, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_transition';
+COMMENT ON FUNCTION dpml.sgd_poisson_steps_transition(internal, int4, bytea, int4, dpml.epoch, jsonb) IS
 'transition of dpml.sgd_poisson_steps';
 
 CREATE FUNCTION dpml.sgd_poisson_steps_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_final';
 COMMENT ON FUNCTION dpml.sgd_poisson_steps_final(internal) IS 'end of dpml.sgd_poisson_steps';
 
-CREATE FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_rows_step';
-COMMENT ON FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) IS
+CREATE FUNCTION dpml.loss_rows_transition(internal, float8[], float8, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_rows_transition';
+COMMENT ON FUNCTION dpml.loss_rows_transition(internal, float8[], float8, float8[], jsonb) IS
 'transition of dpml.loss over rows';
 
-CREATE FUNCTION dpml.loss_blocks_step(internal, bytea, float8[], jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_blocks_step';
-COMMENT ON FUNCTION dpml.loss_blocks_step(internal, bytea, float8[], jsonb) IS
+CREATE FUNCTION dpml.loss_blocks_transition(internal, bytea, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_blocks_transition';
+COMMENT ON FUNCTION dpml.loss_blocks_transition(internal, bytea, float8[], jsonb) IS
 'transition of dpml.loss over blocks';
 
 CREATE FUNCTION dpml.loss_final(internal) RETURNS float8
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_final';
 COMMENT ON FUNCTION dpml.loss_final(internal) IS 'end of dpml.loss';
 
-CREATE FUNCTION dpml.gradient_step(bytea, bytea, float8[], jsonb) RETURNS bytea
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gradient_step';
-COMMENT ON FUNCTION dpml.gradient_step(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gradient';
+CREATE FUNCTION dpml.gradient_transition(bytea, bytea, float8[], jsonb) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gradient_transition';
+COMMENT ON FUNCTION dpml.gradient_transition(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gradient';
 
 CREATE FUNCTION dpml.gradient_combine(bytea, bytea) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gradient_combine';
@@ -643,13 +643,13 @@ CREATE FUNCTION dpml.gradient_final(bytea) RETURNS dpml.gradient_sums
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gradient_final';
 COMMENT ON FUNCTION dpml.gradient_final(bytea) IS 'end of dpml.gradient';
 
-CREATE FUNCTION dpml.gram_step(bytea, bytea) RETURNS bytea
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gram_step';
-COMMENT ON FUNCTION dpml.gram_step(bytea, bytea) IS 'transition of dpml.gram over rows';
+CREATE FUNCTION dpml.gram_transition(bytea, bytea) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gram_transition';
+COMMENT ON FUNCTION dpml.gram_transition(bytea, bytea) IS 'transition of dpml.gram over rows';
 
-CREATE FUNCTION dpml.hessian_step(bytea, bytea, float8[], jsonb) RETURNS bytea
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_hessian_step';
-COMMENT ON FUNCTION dpml.hessian_step(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gram at weights';
+CREATE FUNCTION dpml.hessian_transition(bytea, bytea, float8[], jsonb) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_hessian_transition';
+COMMENT ON FUNCTION dpml.hessian_transition(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gram at weights';
 
 CREATE FUNCTION dpml.gram_combine(bytea, bytea) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gram_combine';
@@ -659,9 +659,9 @@ CREATE FUNCTION dpml.gram_final(bytea) RETURNS dpml.gram_sums
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gram_final';
 COMMENT ON FUNCTION dpml.gram_final(bytea) IS 'end of dpml.gram';
 
-CREATE FUNCTION dpml.pack_step(internal, bytea) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_step';
-COMMENT ON FUNCTION dpml.pack_step(internal, bytea) IS 'transition of dpml.pack';
+CREATE FUNCTION dpml.pack_transition(internal, bytea) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_transition';
+COMMENT ON FUNCTION dpml.pack_transition(internal, bytea) IS 'transition of dpml.pack';
 
 CREATE FUNCTION dpml.pack_final(internal) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_final';
@@ -671,42 +671,42 @@ COMMENT ON FUNCTION dpml.pack_final(internal) IS 'end of dpml.pack';
 
 -- The order of the rows is part of the result, so a plan with workers would change it.
 CREATE AGGREGATE dpml.sgd_epoch(x float8[], y float8, start float8[], options jsonb) (
-	SFUNC = dpml.sgd_rows_step, STYPE = internal,
+	SFUNC = dpml.sgd_rows_transition, STYPE = internal,
 	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_epoch(float8[], float8, float8[], jsonb) IS
 'one pass of SGD over rows, in the order they come (write ORDER BY random()); charges nothing, and is not private without noise';
 
 CREATE AGGREGATE dpml.sgd_epoch(block_no int4, block bytea, start dpml.epoch, options jsonb) (
-	SFUNC = dpml.sgd_blocks_step, STYPE = internal,
+	SFUNC = dpml.sgd_blocks_transition, STYPE = internal,
 	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) IS
 'one pass of SGD over packed blocks, which must come as 0, 1, 2, ...; charges nothing, and is not private without noise';
 
 CREATE AGGREGATE dpml.sgd_poisson(block_no int4, block bytea, start dpml.epoch, options jsonb) (
-	SFUNC = dpml.sgd_poisson_step, STYPE = internal,
+	SFUNC = dpml.sgd_poisson_transition, STYPE = internal,
 	FINALFUNC = dpml.sgd_poisson_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) IS
 'steps of SGD over Poisson batches of the rows of blocks, held in memory (dpml.work_mem); charges nothing, and is not private without noise';
 
 CREATE AGGREGATE dpml.sgd_poisson_steps(step int4, block bytea, rows int4, start dpml.epoch, options jsonb) (
-	SFUNC = dpml.sgd_poisson_steps_step, STYPE = internal,
+	SFUNC = dpml.sgd_poisson_steps_transition, STYPE = internal,
 	FINALFUNC = dpml.sgd_poisson_steps_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb) IS
 'steps of SGD over the batches that dpml.poisson_steps drew (write ORDER BY step); charges nothing, and is not private without noise';
 
 CREATE AGGREGATE dpml.loss(x float8[], y float8, weights float8[], options jsonb) (
-	SFUNC = dpml.loss_rows_step, STYPE = internal,
+	SFUNC = dpml.loss_rows_transition, STYPE = internal,
 	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.loss(float8[], float8, float8[], jsonb) IS
 'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise';
 
 CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
-	SFUNC = dpml.loss_blocks_step, STYPE = internal,
+	SFUNC = dpml.loss_blocks_transition, STYPE = internal,
 	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.loss(bytea, float8[], jsonb) IS
@@ -714,28 +714,28 @@ COMMENT ON AGGREGATE dpml.loss(bytea, float8[], jsonb) IS
 
 -- Sums, in any order and in plans with workers: the state is a bytea that any of them can pass on.
 CREATE AGGREGATE dpml.gradient(block bytea, weights float8[], options jsonb) (
-	SFUNC = dpml.gradient_step, STYPE = bytea, COMBINEFUNC = dpml.gradient_combine,
+	SFUNC = dpml.gradient_transition, STYPE = bytea, COMBINEFUNC = dpml.gradient_combine,
 	FINALFUNC = dpml.gradient_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.gradient(bytea, float8[], jsonb) IS
 'sums of gradients and losses of weights over packed blocks; not private: the result carries no noise';
 
 CREATE AGGREGATE dpml.gram(block bytea) (
-	SFUNC = dpml.gram_step, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
+	SFUNC = dpml.gram_transition, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
 	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.gram(bytea) IS
 'sums of x x'' and y x over packed blocks; not private: the result carries no noise';
 
 CREATE AGGREGATE dpml.gram(block bytea, weights float8[], options jsonb) (
-	SFUNC = dpml.hessian_step, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
+	SFUNC = dpml.hessian_transition, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
 	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.gram(bytea, float8[], jsonb) IS
 'Hessian of the summed losses of weights over packed blocks; not private: the result carries no noise';
 
 CREATE AGGREGATE dpml.pack(block bytea) (
-	SFUNC = dpml.pack_step, STYPE = internal,
+	SFUNC = dpml.pack_transition, STYPE = internal,
 	FINALFUNC = dpml.pack_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.pack(bytea) IS 'one block of the rows of many, in the order they come';
@@ -773,7 +773,7 @@ COMMENT ON FUNCTION dpml.rows(bytea) IS 'the rows of a block, each as a block of
 
 -- Every call draws from a key of its own, so workers need not agree on anything.
 CREATE FUNCTION dpml.poisson_steps(packed bytea, steps int4, sampling float8) RETURNS TABLE (step int4, block bytea, rows int4)
-	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_steps';
+	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_draws';
 COMMENT ON FUNCTION dpml.poisson_steps(bytea, int4, float8) IS
 'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row (unit); last an empty block, with how many rows there are';
 
@@ -881,19 +881,19 @@ loss (required), classes, huber_h, clip, as in the topic options
 models (1, at most 64): weights hold so many models; the gradient is that of the first, losses has one sum each
 gradient (true), losses (true): what to compute; errors (false): count wrong rows in place of losses
 gradient_clip: bound on the norm of the derivatives in a row''s scores; loss_clip: bound on a row''s loss
-units: the most rows of a unit, as in options; unit_clip: bound on the gradient of a unit''s rows in one block
+max_rows_per_unit: as in options; unit_clip: bound on the gradient of a unit''s rows in one block
 dpml.gram(block): the sums xx of x x'' (upper triangle, row by row) and xy of y x; at most 2500 features
 dpml.gram(block, weights, options): the Hessian of logistic, huber_svm or squared; keys loss, huber_h, clip
 dpml.whiten(block, p, norm): every row x as x norm / ||p x||, p a symmetric matrix. See also: pack, loss.'
 WHEN 'options' THEN
 'Keys of the options of dpml.sgd_epoch, dpml.loss and dpml.sgd_poisson, a JSON object:
-loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
+loss (required), classes, huber_h (0.5), clip: the loss; clip bounds its derivative
 lambda (0), radius: L2 regulariser, and the ball that weights are kept in
 batch_size (1), schedule (constant), step_size, exponent (0.5), rows: the steps; rows is n, for n^c and 1/sqrt(n)
 schedules: constant, decreasing, sqrt_decreasing, strongly_convex (needs lambda), inverse_sqrt
 average_from: first step whose weights enter the average; features; clip_rows (true); capped (true): steps
 at most 1/(smoothness + lambda)
-units: the most rows of a unit of privacy, where blocks say which rows make one and batches count them
+max_rows_per_unit: the most rows of a unit of privacy, where blocks say which rows make one and batches count them
 noise (none): gaussian or k-norm, fresh in every step, of noise_scale on the sum of a batch''s gradients
 gradient_clip: bound on the norm of the derivatives in a row''s scores; momentum (0): share of the last step kept
 steps, sampling: see the topic poisson'
@@ -948,24 +948,24 @@ COMMENT ON FUNCTION dpml.help(text) IS 'how to use the extension, by topic; with
 -- Privileges
 
 REVOKE ALL ON FUNCTION
-	dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb),
-	dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_rows_transition(internal, float8[], float8, float8[], jsonb),
+	dpml.sgd_blocks_transition(internal, int4, bytea, dpml.epoch, jsonb),
 	dpml.sgd_final(internal),
-	dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb),
+	dpml.sgd_poisson_transition(internal, int4, bytea, dpml.epoch, jsonb),
 	dpml.sgd_poisson_final(internal),
-	dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb),
+	dpml.sgd_poisson_steps_transition(internal, int4, bytea, int4, dpml.epoch, jsonb),
 	dpml.sgd_poisson_steps_final(internal),
-	dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb),
-	dpml.loss_blocks_step(internal, bytea, float8[], jsonb),
+	dpml.loss_rows_transition(internal, float8[], float8, float8[], jsonb),
+	dpml.loss_blocks_transition(internal, bytea, float8[], jsonb),
 	dpml.loss_final(internal),
-	dpml.gradient_step(bytea, bytea, float8[], jsonb),
+	dpml.gradient_transition(bytea, bytea, float8[], jsonb),
 	dpml.gradient_combine(bytea, bytea),
 	dpml.gradient_final(bytea),
-	dpml.gram_step(bytea, bytea),
-	dpml.hessian_step(bytea, bytea, float8[], jsonb),
+	dpml.gram_transition(bytea, bytea),
+	dpml.hessian_transition(bytea, bytea, float8[], jsonb),
 	dpml.gram_combine(bytea, bytea),
 	dpml.gram_final(bytea),
-	dpml.pack_step(internal, bytea),
+	dpml.pack_transition(internal, bytea),
 	dpml.pack_final(internal),
 	dpml.sgd_epoch(float8[], float8, float8[], jsonb),
 	dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),

@@ -29,10 +29,10 @@ def split(options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
     loss = Loss(
         given.pop("loss"),
         n_classes=given.pop("classes", 1),
-        huber_h=given.pop("huber_h", 0.1),
+        huber_h=given.pop("huber_h", 0.5),
         clip=given.pop("clip", math.inf),
     )
-    given.pop("units", None)
+    given.pop("max_rows_per_unit", None)
     return loss, given
 
 

@@ -127,7 +127,7 @@ def final_model(run: Sgd, table: Table, orders: Sequence[Order], *, as_rows: boo
             "average": average,
             "steps": steps,
             "average_from": run.average_from,
-            "units": run.max_rows_per_unit is not None,
+            "by_unit": run.max_rows_per_unit is not None,
         }
         x, y = table.x[order], table.y[order]
         starts = None if table.starts is None else table.starts[order]

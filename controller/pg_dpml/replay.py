@@ -247,7 +247,7 @@ class _Pass:
         average: npt.ArrayLike | None = None,
         steps: int = 0,
         average_from: int = 0,
-        units: bool = False,
+        by_unit: bool = False,
         noise: str = "none",
         noise_scale: float = 0.0,
         noise_key: bytes | None = None,
@@ -278,7 +278,7 @@ class _Pass:
                 "average_from": average_from,
                 "n_features": n_features,
                 "batch_size": batch_size,
-                "units": units,
+                "by_unit": by_unit,
                 "noise": _STEP_NOISES[noise],
                 "noise_scale": noise_scale,
                 "gradient_clip": gradient_clip,
@@ -323,7 +323,7 @@ def sgd_rows(x: npt.ArrayLike, y: npt.ArrayLike, **options: Any) -> Epoch:
         radius : float, in (0, inf]; batch_size : int; weights, average :
         ndarray of shape (K * d,) and steps : int, where an earlier pass ended;
         average_from : int, the first step whose iterate is averaged, 0 for none;
-        units : bool, batches count units of privacy and not rows;
+        by_unit : bool, batches count units of privacy and not rows;
         noise : str, one of none, gaussian, k-norm, of noise_scale on the sum of
         a batch's gradients, from the generator of noise_key, 32 bytes;
         gradient_clip : float, in (0, inf], bound on the norm of a row's
@@ -393,7 +393,7 @@ def sgd_poisson(
             lib.dpml_record_write(view, i, records[-1])
     rows = ffi.new("const void *[]", records)
     firsts = np.array(units, dtype=np.int64)
-    by_unit = bool(options.get("units"))
+    by_unit = bool(options.get("by_unit"))
     store = ffi.new(
         "DpmlStore *",
         {

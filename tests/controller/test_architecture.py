@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -16,6 +19,7 @@ import pg_dpml
 from pg_dpml import cli
 from pg_dpml.cli import reference
 from pg_dpml.errors import DpmlError
+from pg_dpml.server.extension import Sources
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "controller" / "pg_dpml"
@@ -313,12 +317,56 @@ def test_cited_rules_exist() -> None:
     assert cited > 40
 
 
-def test_versions_agree() -> None:
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    package = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
-    assert package is not None
-    control = (ROOT / "udas" / "pg_dpml.control").read_text(encoding="utf-8")
-    assert f"default_version = '{package[1]}'" in control
+def test_one_file_names_the_version() -> None:
+    """pg_dpml.control: what setup.py, the Makefile and the embedded server's build make of it."""
+    found = Sources.find()
+    version = found.version()
+    run = subprocess.run(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split()[-1] == version
+    assert f'-DDPML_VERSION="{version}"' in found.compile_flags()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for path in (ROOT / "pyproject.toml", ROOT / "setup.py", *found.c_files(), found.server / "Makefile"):
+        assert version not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_one_file_names_the_flags_of_the_kernels() -> None:
+    """compile_flags.txt: a row and its replay agree bit for bit if all builds compile alike."""
+    own = Sources.find().own_flags()
+    assert "-ffp-contract=off" in own
+    assert Sources.find().compile_flags()[: len(own)] == own
+    code = "import build_kernels; print(*build_kernels.COMPILE_ARGS)"
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", code], cwd=ROOT / "udas", capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == own
+    for name in ("Makefile", "build_kernels.py"):
+        assert "-ffp-contract" not in (ROOT / "udas" / name).read_text(encoding="utf-8"), name
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_makefile_compiles_with_these_flags_and_this_version(tmp_path: Path) -> None:
+    """Its own lines, over a PostgreSQL that has nothing but the files it looks for."""
+    (tmp_path / "postgres.h").touch()
+    (tmp_path / "pgxs.mk").touch()
+    config = tmp_path / "pg_config"
+    config.write_text(
+        "#!/bin/sh\ncase $1 in\n--version) echo PostgreSQL 16.0 ;;\n"
+        f"--pgxs) echo {tmp_path}/pgxs.mk ;;\n--includedir-server) echo {tmp_path} ;;\nesac\n"
+    )
+    config.chmod(0o755)
+    asked = "$(info $(PG_CFLAGS))$(info $(PG_CPPFLAGS))"
+    run = subprocess.run(
+        ["make", "-C", ROOT / "udas", "-n", f"PG_CONFIG={config}", f"--eval=asked: ; {asked}", "asked"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = Sources.find()
+    lines = [line for line in run.stdout.splitlines() if line.startswith("-")]
+    assert lines[0].split() == found.own_flags()
+    assert f"-DDPML_VERSION='\"{found.version()}\"'" in lines[1].split()
 
 
 def test_every_file_names_its_licence() -> None:

@@ -186,7 +186,7 @@ def test_units_of_several_rows_multiply_the_sensitivity(method: str) -> None:
     _, sgd, unit = planned(method, Problem(39_118, 106, 1, "binary", "household", 4))
     assert unit.sensitivity == 4.0 * row.sensitivity
     assert unit.scale == pytest.approx(4.0 * row.scale, rel=1e-6)
-    assert sgd.options(39_118)["units"] == 4
+    assert sgd.options(39_118)["max_rows_per_unit"] == 4
     assert sgd.batch_size == planned(method)[1].batch_size  # of units
 
 

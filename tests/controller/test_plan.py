@@ -127,8 +127,8 @@ def test_units_of_several_rows_multiply_the_sensitivity() -> None:
     assert sensitivity(several) == pytest.approx(4.0 * sensitivity(one), rel=1e-12)
     assert several.work.smoothness == 4.0 * one.work.smoothness
     assert several.work.schedule.max_step == pytest.approx(one.work.schedule.max_step / 4.0)
-    assert several.work.options(90)["units"] == 4
-    assert "units" not in one.work.options(90)
+    assert several.work.options(90)["max_rows_per_unit"] == 4
+    assert "max_rows_per_unit" not in one.work.options(90)
 
 
 def test_a_clip_sets_the_sensitivity() -> None:

@@ -39,7 +39,7 @@ def test_topics(connection: psycopg.Connection, topic: str) -> None:
 
 def test_every_user_function_has_help(connection: psycopg.Connection) -> None:
     everything = " ".join(help_of(connection, topic) for topic in TOPICS)
-    support = re.compile(r".*_(step|combine|final)|help")
+    support = re.compile(r".*_(transition|combine|final)|help")
     for (name,) in connection.execute(
         "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'dpml'::regnamespace "
         "AND prorettype <> 'trigger'::regtype"

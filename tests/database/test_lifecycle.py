@@ -324,6 +324,7 @@ def test_distributions_carry_the_sources(sdist: Path, tmp_path: Path) -> None:
         "pg_dpml/privacy/README.md",
         "pg_dpml/py.typed",
         "pg_dpml/_server/Makefile",
+        "pg_dpml/_server/compile_flags.txt",
         "pg_dpml/_server/pg_dpml.control",
         "pg_dpml/_sql/pg_dpml.sql",
         *(f"pg_dpml/_server/{path.relative_to(ROOT / 'udas')}" for path in (ROOT / "udas").rglob("*.[ch]")),

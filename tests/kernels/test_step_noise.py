@@ -299,7 +299,7 @@ def test_units_are_drawn_as_a_whole(rows_per_block: int) -> None:
         loss=loss,
         schedule=Schedule(**schedule),
         batch_size=5,
-        units=True,
+        by_unit=True,
     )
     assert_close(epoch.weights, found[-1])
 

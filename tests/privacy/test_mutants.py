@@ -193,7 +193,7 @@ MUTANTS = [
         "direction-from-the-ball",
         KERNELS,
         "dpml_noise_gaussian(rng, n, scale * sqrt(sum), out);",
-        "dpml_noise_gaussian(rng, n, scale * sqrt(sum) * pow(next_word(rng) * 0x1p-64, 1.0 / n), out);",
+        "dpml_noise_gaussian(rng, n, scale * sqrt(sum) * pow(rng_next(rng) * 0x1p-64, 1.0 / n), out);",
         f"{TEST_MECHANISMS}::test_knorm_release_distribution",
     ),
     Mutant(
@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant(
         "places-on-two-points-not-divided",
         KERNELS,
-        "from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);",
+        "from += (int64_t) ((unsigned __int128) rng_next(rng) * (uint64_t) width >> 64);",
         "from += width / 2;",
         f"{TEST_NOISE}::test_a_place_on_two_points_is_divided_where_they_meet",
     ),
@@ -276,8 +276,8 @@ MUTANTS = [
     Mutant(
         "no-noise-on-an-empty-batch",
         KERNELS,
-        "dpml_sgd_step(sgd);",
-        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        "dpml_sgd_apply_batch(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_apply_batch(sgd); else sgd->steps++;",
         f"{TEST_STEP_NOISE}::test_poisson_steps_agree_with_oracle",
     ),
     Mutant(
@@ -297,8 +297,8 @@ MUTANTS = [
     Mutant(
         "empty-batches-are-no-steps",
         KERNELS,
-        "dpml_sgd_step(sgd);",
-        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        "dpml_sgd_apply_batch(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_apply_batch(sgd); else sgd->steps++;",
         f"{TEST_NOISY_REPLAY}::test_every_step_of_a_run_has_noise",
     ),
     Mutant(
@@ -521,9 +521,9 @@ MUTANTS = [
     ),
     Mutant(
         "steps-of-units-as-long-as-of-rows",
-        TRAINING,
-        "max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)",
-        "max_step=1.0 / (loss.smoothness + lambda_)",
+        "controller/pg_dpml/methods/sgd.py",
+        "smoothness=loss.unit_smoothness(problem.max_rows_per_unit),",
+        "smoothness=loss.unit_smoothness(1),",
         "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",
     ),
     Mutant(
@@ -685,8 +685,8 @@ MUTANTS = [
     Mutant(
         "no-further-digits-where-a-place-reaches-over-two-points",
         KERNELS,
-        "from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);",
-        "(void) next_word(rng);",
+        "from += (int64_t) ((unsigned __int128) rng_next(rng) * (uint64_t) width >> 64);",
+        "(void) rng_next(rng);",
         f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[44.9]",
     ),
     Mutant(
@@ -760,10 +760,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
     shutil.rmtree(copy / "tests" / "database")
     shutil.copy(ROOT / "pyproject.toml", copy)
-    builder = copy / "udas" / "build_kernels.py"
-    text = builder.read_text(encoding="utf-8")
-    assert '"-O3"' in text
-    builder.write_text(text.replace('"-O3"', '"-O0"'), encoding="utf-8")
+    flags = copy / "udas" / "compile_flags.txt"
+    text = flags.read_text(encoding="utf-8")
+    assert "-O3" in text
+    flags.write_text(text.replace("-O3", "-O0"), encoding="utf-8")
     build(copy)
     return copy
 

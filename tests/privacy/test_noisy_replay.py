@@ -53,7 +53,7 @@ def kernel_options(sgd: Sgd) -> dict[str, Any]:
         "radius": sgd.radius,
         "batch_size": sgd.batch_size,
         "average_from": sgd.average_from,
-        "units": sgd.max_rows_per_unit is not None,
+        "by_unit": sgd.max_rows_per_unit is not None,
         "momentum": sgd.momentum,
         "gradient_clip": sgd.gradient_clip,
     }

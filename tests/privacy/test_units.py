@@ -80,7 +80,7 @@ def test_batches_hold_whole_units(name: str, batch_size: int) -> None:
         schedule=schedule,
         lambda_=0.01,
         batch_size=batch_size,
-        units=True,
+        by_unit=True,
     )
     w = np.zeros((loss.n_classes, D))
     unit_of = np.cumsum(starts) - 1
@@ -137,7 +137,7 @@ def test_neighbours_stay_within_the_sensitivity(name: str) -> None:
                     loss=loss,
                     schedule=schedule,
                     batch_size=b,
-                    units=True,
+                    by_unit=True,
                     weights=w,
                     steps=k * math.ceil(n_units / b),
                 ).weights
@@ -172,7 +172,7 @@ def far_apart(step_size: float, m: int, batch_size: int, unit: int, n_units: int
             loss=Loss("squared", clip=1.0),
             schedule=schedule,
             batch_size=batch_size,
-            units=True,
+            by_unit=True,
         )
         models.append(found.weights[0])
     return float(abs(models[0] - models[1]))
@@ -206,8 +206,8 @@ def test_the_plan_charges_a_unit_for_all_its_rows() -> None:
     assert unit.noise.sensitivity == pytest.approx(7 * row.noise.sensitivity, rel=1e-12)
     assert unit.guarantee is not None
     assert unit.guarantee.unit == "patient"
-    assert unit.work.options(1000)["units"] == 7
-    assert "units" not in row.work.options(1000)
+    assert unit.work.options(1000)["max_rows_per_unit"] == 7
+    assert "max_rows_per_unit" not in row.work.options(1000)
 
 
 def test_one_vs_all_is_one_release() -> None:

@@ -16,7 +16,6 @@ from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.dates import MOMENTS, moment_number
 
 __all__ = [
-    "MAX_PROJECTION",
     "as_in_catalog",
     "compared_label",
     "encode_column",
@@ -24,10 +23,6 @@ __all__ = [
     "feature_names",
     "stored_values",
 ]
-
-
-MAX_PROJECTION = 2**26
-"""Entries of a projection matrix, as in udas/spec.c."""
 
 
 def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:

@@ -131,7 +131,7 @@ class Descent:
         if math.isfinite(self.gradient_clip):
             options["gradient_clip"] = self.gradient_clip
         if math.isfinite(self.unit_clip):
-            options |= {"unit_clip": self.unit_clip, "units": self.max_rows_per_unit}
+            options |= {"unit_clip": self.unit_clip, "max_rows_per_unit": self.max_rows_per_unit}
         return options
 
     def step_size(self, largest: float = 1.0) -> float:

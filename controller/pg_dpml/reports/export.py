@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pg_dpml.database.catalog import ColumnType
 from pg_dpml.database.session import sql
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import TARGET_NORM
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown
 
@@ -25,9 +26,6 @@ __all__ = ["EXPRESSIONS", "sql_expression"]
 
 EXPRESSIONS = ("value", "prediction")
 """What can be exported: as `dpml.predict_value` and as `dpml.predict` return it."""
-
-TARGET_NORM = 1.0 - 2.0**-19
-"""As in kernels/encode.c: the norm of a row before it is rounded to float32."""
 
 LARGEST = 1e140
 """A feature without bounds is clamped here, so that squares do not overflow."""

@@ -16,8 +16,9 @@ if sys.version_info >= (3, 11):
     pass
 else:
     pass
+from pg_dpml.kernels import MAX_BLUR, MAX_FEATURES
 from pg_dpml.spec.checks import as_choice, as_flag, as_table, require_known, require_text, require_whole
-from pg_dpml.spec.columns import DEFAULT_KEYS, MAX_FEATURES, Column, Label
+from pg_dpml.spec.columns import DEFAULT_KEYS, Column, Label
 from pg_dpml.spec.files import left_open, parse_toml, read_text
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
 NORMS = ("normalize", "clip")
 MAX_WEIGHTS = 2**24
 """Features times classes. A state of several such arrays stays below 1 GB, PostgreSQL's largest value."""
-MAX_BLUR = 2**26  # pixels that the blurred pixels of a row look at
 MAX_ROWS_PER_UNIT = 10**6
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.kernels import FloatArray, Loss
+from pg_dpml.kernels import FOLD_ROWS, MAX_GRAM_FEATURES, FloatArray, Loss
 from pg_dpml.training.job import Job
 from pg_dpml.training.losses import loss_options
 from pg_dpml.training.minimise import Goal, minimise
@@ -31,10 +31,10 @@ SMALLEST_GOAL = 1e-140
 DEFAULT_SHARE = 0.01
 """tau = 0.01 D / n makes the noise 2 % larger than the exact minimiser would need."""
 
-PLAIN_ROWS = 2048
+PLAIN_ROWS = 2 * FOLD_ROWS
 """Most rows between two compensated additions of dpml.gradient: twice DPML_FOLD_ROWS of kernels/sums.h."""
 
-MOST_FEATURES_OF_HESSIAN = 2500
+MOST_FEATURES_OF_HESSIAN = MAX_GRAM_FEATURES
 """Limit of dpml.gram."""
 
 _ULP = 2.0**-52
@@ -115,7 +115,7 @@ class Objective:
         """Loss, lambda and what the losses are divided by, as a JSON-ready mapping."""
         more: dict[str, Any] = {"lambda": self.lambda_, "rows": n_units}
         if self.max_rows_per_unit > 1:
-            more["units"] = self.max_rows_per_unit
+            more["max_rows_per_unit"] = self.max_rows_per_unit
         return loss_options(self.loss) | more
 
     def minimise(self, job: Job, goal: Goal) -> tuple[FloatArray, int]:

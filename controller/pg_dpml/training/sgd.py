@@ -81,7 +81,7 @@ class Sgd:
 
         Source: privacy/README.md, "Unit of privacy".
         """
-        return (self.max_rows_per_unit or 1) * self.loss.smoothness
+        return self.loss.unit_smoothness(self.max_rows_per_unit or 1)
 
     def steps(self, n_units: int, passes: int) -> int:
         """Steps of so many passes: passes ceil(n / b)."""
@@ -96,7 +96,7 @@ class Sgd:
             "rows": n_units,
         }
         if self.max_rows_per_unit is not None:
-            options["units"] = self.max_rows_per_unit
+            options["max_rows_per_unit"] = self.max_rows_per_unit
         if self.schedule.kind in ("constant", "inverse_sqrt"):
             options["step_size"] = self.schedule.step_size
         if self.schedule.kind in ("decreasing", "sqrt_decreasing"):
@@ -204,12 +204,14 @@ def make_sgd(
     steps = passes * math.ceil(problem.n_units / batch_size)
     return Sgd(
         loss=loss,
-        schedule=Schedule(
+        schedule=Schedule.resolve(
             schedule,
             step_size=step_size,
-            offset=float(max(problem.n_units, 1)) ** exponent,
+            exponent=exponent,
+            n=problem.n_units,
+            smoothness=loss.unit_smoothness(problem.max_rows_per_unit),
             lambda_=lambda_,
-            max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_) if capped else math.inf,
+            capped=capped,
         ),
         exponent=exponent,
         lambda_=lambda_,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pg_dpml.kernels import DEFAULT_HUBER_H
 from pg_dpml.training.options import HUGE, TINY, Choice, Flag, Options, Real, Whole, option
 
 __all__ = [
@@ -91,7 +92,7 @@ def fresh_order() -> Any:
 
 def exponent() -> Any:
     """C of n^c."""
-    return option(Real(0.0, 1.0), "c of n^c in the decreasing schedules.", default=0.5)
+    return option(Real(0.0, 1.0), "c of n^c in the decreasing schedules.", default=DEFAULT_HUBER_H)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class LossOptions(Options):
     """Which loss is minimised."""
 
     loss: str | None = loss()
-    huber_h: float = option(Real(1e-270, 1e270), "Half width of the bend of the Huber SVM.", default=0.5)
+    huber_h: float = option(
+        Real(1e-270, 1e270), "Half width of the bend of the Huber SVM.", default=DEFAULT_HUBER_H
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.kernels import FOLD_ROWS, FloatArray, Noise
+from pg_dpml.kernels import FOLD_ROWS, MAX_GRAM_FEATURES, FloatArray, Noise
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.base import Recorded
@@ -37,8 +37,8 @@ __all__ = [
     "triangle_size",
 ]
 
-MAX_WHITENED_FEATURES = 2500
-"""Most features of a released matrix, as in udas/gram.c; "Whitened gradients" counts on it."""
+MAX_WHITENED_FEATURES = MAX_GRAM_FEATURES
+"""Most features of a released matrix; "Whitened gradients" counts on it."""
 
 _ULP = 2.0**-52
 _MOST_CONDITION = 2.0**16

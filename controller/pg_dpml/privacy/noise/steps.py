@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import Schedule
+from pg_dpml.kernels import MAX_POISSON_STEPS, Schedule
 from pg_dpml.privacy import gaussian, knorm, resolution
 from pg_dpml.privacy.accounting import bst14, subsampled
 from pg_dpml.privacy.noise.base import Recorded
@@ -32,9 +32,6 @@ _UNLIKELY = 2.0**-30
 """Share of delta that is left to batches larger than `largest_batch`."""
 
 _GROWTH_POINTS = 4000
-
-_MOST_STEPS = 2**31 - 1
-"""Of a Poisson pass, as in udas/options.c."""
 
 
 @dataclass(frozen=True)
@@ -350,10 +347,10 @@ def calibrate_poisson(
         )
     if steps == 0:
         return StepNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, sampling, "exact", n_weights), None
-    if steps > passes * _MOST_STEPS:
+    if steps > passes * MAX_POISSON_STEPS:
         raise GuaranteeError(
-            f"a pass of {steps // passes:,} steps is longer than {_MOST_STEPS:,}, the most that the server "
-            "takes: take a larger batch_size"
+            f"a pass of {steps // passes:,} steps is longer than {MAX_POISSON_STEPS:,}, the most that the "
+            "server takes: take a larger batch_size"
         )
     epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
     most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)

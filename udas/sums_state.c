@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* States of sums over blocks: made, checked, combined, turned into a result. */
-#include "sums.h"
+#include "sums_state.h"
 
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
 
+#include "support.h"
+
 #define SUMS_VERSION 1
 
-/* Multiplications between two looks at pending interrupts: some 50 ms. */
+/* Multiplications between two interrupt checks: some 50 ms. */
 #define PRODUCTS_PER_CHECK ((int64) 1 << 26)
 
 StaticAssertDecl(offsetof(DpmlSums, data) == 32, "a state has no padding");
@@ -21,7 +23,7 @@ aggregate_name(DpmlSumsKind kind)
 
 /* A state that came from elsewhere, or from another version. */
 void
-dpml_sums_refuse(DpmlSumsKind kind)
+dpml_sums_reject(DpmlSumsKind kind)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_DATA_CORRUPTED),
@@ -83,7 +85,7 @@ dpml_sums_argument(FunctionCallInfo fcinfo, int argument, DpmlSumsKind kind)
 		sums->rows < 0 || sums->pending > DPML_FOLD_ROWS ||
 		sums->n_first < 0 || sums->n_second < 0 || sums->n_weights < 0 || sums->source_size < 0 ||
 		size != state_size((Size) dpml_sums_count(sums), (Size) sums->n_weights, (Size) sums->source_size))
-		dpml_sums_refuse(kind);
+		dpml_sums_reject(kind);
 	return sums;
 }
 
@@ -119,7 +121,7 @@ dpml_sums_added(DpmlSums *sums, int32 rows)
 	sums->pending = (uint16) pending;
 }
 
-/* Rows to take at once, of so many multiplications each, with a look at interrupts before. */
+/* Rows to take at once, of so many multiplications each, after an interrupt check. */
 int32
 dpml_sums_piece(int64 row_products)
 {
@@ -127,16 +129,6 @@ dpml_sums_piece(int64 row_products)
 
 	CHECK_FOR_INTERRUPTS();
 	return (int32) Max(Min(rows, DPML_FOLD_ROWS), 1);
-}
-
-void
-dpml_sums_open_block(DpmlBlock *block, const NullableDatum *argument)
-{
-	if (argument->isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("block must not be null")));
-	dpml_open_block(block, argument->value);
 }
 
 /* Do both states sum the same, at the same weights and with the same options? */

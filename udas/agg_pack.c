@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * Packing encoded rows into blocks and taking blocks apart again.
+ * dpml.pack: encoded rows into one block, as an aggregate and as a window function.
  *
  * A block puts all labels before all values, and how many rows will come is
  * unknown, so the parts are collected apart and joined once at the end.
  */
-#include "dpml.h"
+#include "compat.h"
 
-#include "catalog/pg_type.h"
-#include "funcapi.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "windowapi.h"
+
+#include "support.h"
+
+#include "kernels/block.h"
 
 /* First allocation: what a page-sized block can hold. */
 #define INITIAL_ROWS 256
@@ -20,6 +21,7 @@
 
 typedef struct PackState
 {
+	const char *aggregate;		/* as dpml_state_argument wants it; NULL in a window */
 	MemoryContext context;
 	DpmlBlock	block;			/* the rows so far; its arrays are those below */
 	int64		max_rows;		/* room in labels and row_end */
@@ -32,12 +34,11 @@ typedef struct PackState
 	uint32	   *columns;		/* CSR only */
 } PackState;
 
-DPML_FUNCTION(dpml_pack_step);
+static const char name[] = "pack";
+
+DPML_FUNCTION(dpml_pack_transition);
 DPML_FUNCTION(dpml_pack_final);
 DPML_FUNCTION(dpml_pack_window);
-DPML_FUNCTION(dpml_rows);
-DPML_FUNCTION(dpml_unpack);
-DPML_FUNCTION(dpml_block_capacity_sql);
 
 static void *
 grow(PackState *state, void *array, int64 n)
@@ -70,6 +71,16 @@ reserve(PackState *state, int64 n_rows, int64 n_values)
 		if (sparse)
 			state->columns = grow(state, state->columns, state->max_values);
 	}
+}
+
+/* The rows that a state holds are within the room it has for them. */
+static void
+check_state(const PackState *state)
+{
+	Assert(state->block.n_rows >= 0 && state->block.n_rows <= state->max_rows);
+	Assert(state->block.n_values >= 0 && state->block.n_values <= state->max_values);
+	Assert(state->labels == NULL || state->block.n_features >= 1);
+	(void) state;
 }
 
 static void
@@ -126,6 +137,7 @@ append_block(PackState *state, const DpmlBlock *more)
 static bytea *
 finish_block(PackState *state)
 {
+	check_state(state);
 	state->block.labels = state->labels;
 	state->block.starts = state->has_units ? state->starts : NULL;
 	state->block.values = state->values;
@@ -134,32 +146,22 @@ finish_block(PackState *state)
 	return dpml_make_block(&state->block);
 }
 
-static void
-refuse_null_block(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-			 errmsg("block must not be null")));
-}
-
 /* (internal, block bytea) */
 Datum
-dpml_pack_step(PG_FUNCTION_ARGS)
+dpml_pack_transition(PG_FUNCTION_ARGS)
 {
-	MemoryContext context = dpml_aggregate_context(fcinfo, "pack");
-	PackState  *state;
+	MemoryContext context = dpml_aggregate_context(fcinfo, name);
+	PackState  *state = dpml_state_argument(fcinfo, name);
 	DpmlBlock	block;
 
-	if (PG_ARGISNULL(1))
-		refuse_null_block();
-	dpml_open_block(&block, PG_GETARG_DATUM(1));
-	if (PG_ARGISNULL(0))
+	dpml_block_argument(&block, &fcinfo->args[1]);
+	if (state == NULL)
 	{
 		state = MemoryContextAllocZero(context, sizeof(PackState));
+		state->aggregate = name;
 		state->context = context;
 	}
-	else
-		state = (PackState *) PG_GETARG_POINTER(0);
+	check_state(state);
 	CHECK_FOR_INTERRUPTS();
 	append_block(state, &block);
 	PG_RETURN_POINTER(state);
@@ -168,10 +170,13 @@ dpml_pack_step(PG_FUNCTION_ARGS)
 Datum
 dpml_pack_final(PG_FUNCTION_ARGS)
 {
-	(void) dpml_aggregate_context(fcinfo, "pack");
-	if (PG_ARGISNULL(0))
+	PackState  *state;
+
+	(void) dpml_aggregate_context(fcinfo, name);
+	state = dpml_state_argument(fcinfo, name);
+	if (state == NULL)
 		PG_RETURN_NULL();
-	PG_RETURN_BYTEA_P(finish_block((PackState *) PG_GETARG_POINTER(0)));
+	PG_RETURN_BYTEA_P(finish_block(state));
 }
 
 /* A limit among the arguments of the window function. */
@@ -202,7 +207,7 @@ size_with(const PackState *state, const DpmlBlock *more)
 	return dpml_block_size(&both);
 }
 
-/* Where a block can end without cutting a unit: before a row of the window that begins one. */
+/* A place where a block can end without cutting a unit: before a row of the window that begins one. */
 typedef struct Border
 {
 	int64		next;			/* that row of the window */
@@ -256,9 +261,7 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 
 		if (isout)
 			break;
-		if (isnull)
-			refuse_null_block();
-		dpml_open_block(&block, row);
+		dpml_block_argument(&block, &(NullableDatum) {row, isnull});
 		whole = block.n_rows == 0 || dpml_block_starts_unit(&block, 0);
 		if (*next - position >= capacity ||
 			(state.labels != NULL && size_with(&state, &block) > max_bytes))
@@ -276,130 +279,4 @@ dpml_pack_window(PG_FUNCTION_ARGS)
 		append_block(&state, &block);
 	}
 	PG_RETURN_BYTEA_P(finish_block(&state));
-}
-
-/* What a view of one row points to beside the block. */
-typedef struct RowParts
-{
-	uint32		starts;
-	uint32		row_end;
-} RowParts;
-
-/* A view of row i of a block. */
-static DpmlBlock
-one_row(const DpmlBlock *block, int32 i, RowParts *parts)
-{
-	DpmlBlock	row;
-
-	dpml_block_part(block, i, 1, &parts->starts, &parts->row_end, &row);
-	return row;
-}
-
-/* Set up a set-returning call over a copy of the block argument. */
-static FuncCallContext *
-first_call(FunctionCallInfo fcinfo)
-{
-	FuncCallContext *call = SRF_FIRSTCALL_INIT();
-	MemoryContext old = MemoryContextSwitchTo(call->multi_call_memory_ctx);
-	DpmlBlock  *block = palloc(sizeof(DpmlBlock));
-
-	dpml_open_block(block, PointerGetDatum(PG_GETARG_BYTEA_P_COPY(0)));
-	call->user_fctx = block;
-	call->max_calls = block->n_rows;
-	MemoryContextSwitchTo(old);
-	return call;
-}
-
-/* (block bytea) -> setof bytea, each a block of one row */
-Datum
-dpml_rows(PG_FUNCTION_ARGS)
-{
-	FuncCallContext *call;
-	DpmlBlock	row;
-	RowParts	parts;
-
-	if (SRF_IS_FIRSTCALL())
-		(void) first_call(fcinfo);
-	call = SRF_PERCALL_SETUP();
-	if (call->call_cntr >= call->max_calls)
-		SRF_RETURN_DONE(call);
-	row = one_row((DpmlBlock *) call->user_fctx, (int32) call->call_cntr, &parts);
-	SRF_RETURN_NEXT(call, PointerGetDatum(dpml_make_block(&row)));
-}
-
-/* The features of a one-row block as a float4[]. */
-static ArrayType *
-row_array(const DpmlBlock *row)
-{
-	Size		size = ARR_OVERHEAD_NONULLS(1) + (Size) row->n_features * sizeof(float4);
-	ArrayType  *array = palloc0(size);
-	float4	   *x;
-
-	SET_VARSIZE(array, size);
-	array->ndim = 1;
-	array->elemtype = FLOAT4OID;
-	ARR_DIMS(array)[0] = row->n_features;
-	ARR_LBOUND(array)[0] = 1;
-	x = (float4 *) ARR_DATA_PTR(array);
-	if (row->kind == DPML_DENSE)
-		memcpy(x, row->values, (Size) row->n_features * sizeof(float4));
-	else
-		for (int32 j = 0; j < row->n_values; j++)
-			x[row->columns[j]] = row->values[j];
-	return array;
-}
-
-/* (block bytea) -> table (x float4[], y float4) */
-Datum
-dpml_unpack(PG_FUNCTION_ARGS)
-{
-	FuncCallContext *call;
-	DpmlBlock	row;
-	RowParts	parts;
-	Datum		values[2];
-	bool		nulls[2] = {false, false};
-
-	if (SRF_IS_FIRSTCALL())
-	{
-		TupleDesc	desc;
-		MemoryContext old;
-
-		call = first_call(fcinfo);
-		old = MemoryContextSwitchTo(call->multi_call_memory_ctx);
-		if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
-			elog(ERROR, "the result of dpml.unpack is not a row type");
-		call->tuple_desc = BlessTupleDesc(desc);
-		MemoryContextSwitchTo(old);
-	}
-	call = SRF_PERCALL_SETUP();
-	if (call->call_cntr >= call->max_calls)
-		SRF_RETURN_DONE(call);
-	row = one_row((DpmlBlock *) call->user_fctx, (int32) call->call_cntr, &parts);
-	values[0] = PointerGetDatum(row_array(&row));
-	values[1] = Float4GetDatum(row.labels[0]);
-	SRF_RETURN_NEXT(call, HeapTupleGetDatum(heap_form_tuple(call->tuple_desc, values, nulls)));
-}
-
-/* (kind text, n_features int4, n_values int4) */
-Datum
-dpml_block_capacity_sql(PG_FUNCTION_ARGS)
-{
-	char	   *kind = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	int32		n_features = PG_GETARG_INT32(1);
-	int32		n_values = PG_GETARG_INT32(2);
-	bool		dense = strcmp(kind, "dense") == 0;
-
-	if (!dense && strcmp(kind, "csr") != 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("kind must be \"dense\" or \"csr\"")));
-	if (n_features < 1 || n_features > DPML_MAX_FEATURES)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("n_features must be an integer from 1 to %d", DPML_MAX_FEATURES)));
-	if (n_values < 0 || n_values > n_features)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("n_values must be an integer from 0 to n_features")));
-	PG_RETURN_INT32(dpml_block_capacity(dense ? DPML_DENSE : DPML_CSR, n_features, n_values));
 }

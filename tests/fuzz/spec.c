@@ -8,6 +8,11 @@
 
 #include <math.h>
 
+#include "spec.h"
+
+#include "kernels/block.h"
+#include "kernels/norm.h"
+#include "kernels/projection.h"
 #include "kernels/scalar.h"
 
 #define MOST_FEATURES 600

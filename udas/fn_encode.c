@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* dpml.encode: a record to a block of one row. */
-#include "dpml.h"
+#include "compat.h"
 
 #include "utils/memutils.h"
+
+#include "reader.h"
+#include "spec.h"
+#include "support.h"
 
 /* Kept in fn_extra for the query. */
 typedef struct EncodeCache

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* The state that sgd_epoch and the Poisson aggregates share, from a dpml.epoch to the next. */
-#include "epoch.h"
+/* A pass of SGD, from a dpml.epoch to the next. */
+#include "sgd_pass.h"
 
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "utils/lsyscache.h"
 #include "utils/typcache.h"
+
+#include "support.h"
 
 /* Steps taken before a pass: schedules are exact up to here, and counting goes on without overflow. */
 #define MAX_STEPS ((int64) 1 << 53)
@@ -22,36 +24,32 @@ enum
 	N_ATTRIBUTES
 };
 
-/*
- * The group's state, of size bytes that begin with a DpmlPass: made, zeroed but
- * for its pass, on the group's first row.  The options stay the same.
- */
-DpmlPass *
-dpml_pass_state(FunctionCallInfo fcinfo, const char *aggregate, int options_argument, DpmlOptionsUse use,
-				Size size, bool *first)
+/* The group's state, as dpml_pass_state returns it; parses the options of SGD on the first row. */
+DpmlSgdPass *
+dpml_sgd_pass_state(FunctionCallInfo fcinfo, const char *aggregate, int options_argument, DpmlSgdUse use,
+					Size size, bool *first)
 {
-	MemoryContext context = dpml_aggregate_context(fcinfo, aggregate);
-	DpmlPass   *pass;
-	Jsonb	   *source;
+	DpmlSgdPass *state = (DpmlSgdPass *) dpml_pass_state(fcinfo, aggregate, options_argument, size, first);
 
-	*first = PG_ARGISNULL(0);
-	if (!*first)
-	{
-		pass = (DpmlPass *) PG_GETARG_POINTER(0);
-		(void) dpml_options_argument(fcinfo, options_argument, pass->source);
-		return pass;
-	}
-	source = dpml_options_argument(fcinfo, options_argument, NULL);
-	pass = dpml_alloc(context, size);
-	pass->context = context;
-	pass->source = dpml_copy_jsonb(context, source);
-	dpml_options_parse(&pass->options, source, use);
-	return pass;
+	if (*first)
+		dpml_sgd_options_parse(&state->pass.options, &state->options, state->pass.source, use);
+	Assert(!state->pass.begun || dpml_sgd_valid(&state->sgd));
+	return state;
+}
+
+/* The state in a final function, as dpml_pass_end returns it. */
+DpmlSgdPass *
+dpml_sgd_pass_end(FunctionCallInfo fcinfo, const char *aggregate)
+{
+	DpmlSgdPass *state = (DpmlSgdPass *) dpml_pass_end(fcinfo, aggregate);
+
+	Assert(state == NULL || !state->pass.begun || dpml_sgd_valid(&state->sgd));
+	return state;
 }
 
 /* Take a dpml.epoch apart; NULL is a new model.  The arrays stay in the caller's memory. */
 void
-dpml_pass_read_start(DpmlPassStart *start, const NullableDatum *epoch)
+dpml_sgd_pass_read_start(DpmlSgdPassStart *start, const NullableDatum *epoch)
 {
 	HeapTupleHeader header;
 	TupleDesc	desc;
@@ -93,9 +91,9 @@ dpml_pass_read_start(DpmlPassStart *start, const NullableDatum *epoch)
 
 /* An array of the start must be a model's. */
 static void
-check_length(const DpmlPass *pass, const char *name, const double *values, Size n, int32 n_features)
+check_length(const DpmlSgdPass *state, const char *name, const double *values, Size n, int32 n_features)
 {
-	int32		n_outputs = pass->options.sgd.loss.n_classes;
+	int32		n_outputs = state->pass.options.loss.n_classes;
 	Size		wanted = dpml_weights_count(n_outputs, n_features);
 
 	if (values != NULL && n != wanted)
@@ -104,7 +102,7 @@ check_length(const DpmlPass *pass, const char *name, const double *values, Size 
 				 errmsg("%s must have %zu elements (%d x %d), not %zu", name, wanted, n_outputs, n_features, n)));
 }
 
-/* What an earlier pass must have left where the options go on with it. */
+/* Require an array that an earlier pass must have left, where the options continue with it. */
 static void
 require_left(const double *values, bool needed, const char *name, const char *option)
 {
@@ -118,20 +116,17 @@ require_left(const double *values, bool needed, const char *name, const char *op
 
 /* Check the start against the number of features, and set the kernel up. */
 void
-dpml_pass_start(DpmlPass *pass, DpmlPassStart *start, int32 n_features)
+dpml_sgd_pass_start(DpmlSgdPass *state, DpmlSgdPassStart *start, int32 n_features)
 {
-	DpmlSgdOptions *options = &pass->options.sgd;
+	DpmlSgdOptions *options = &state->options.sgd;
 	DpmlSgdStart *sgd = &start->sgd;
 	bool		averaging = options->average_from > 0 && sgd->steps >= options->average_from;
 	uint8		key[DPML_KEY_BYTES];
 
-	if (options->n_features != 0 && options->n_features != n_features)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("\"features\" in options must be %d, as in the data or the start, or absent", n_features)));
-	check_length(pass, "the weights in start", sgd->weights, start->n_weights, n_features);
-	check_length(pass, "the average in start", sgd->average, start->n_average, n_features);
-	check_length(pass, "the velocity in start", sgd->velocity, start->n_velocity, n_features);
+	dpml_pass_begin(&state->pass, n_features);
+	check_length(state, "the weights in start", sgd->weights, start->n_weights, n_features);
+	check_length(state, "the average in start", sgd->average, start->n_average, n_features);
+	check_length(state, "the velocity in start", sgd->velocity, start->n_velocity, n_features);
 	require_left(sgd->average, averaging, "an average", "average_from");
 	require_left(sgd->velocity, options->momentum > 0.0 && sgd->steps > 0, "a velocity", "momentum");
 
@@ -141,55 +136,18 @@ dpml_pass_start(DpmlPass *pass, DpmlPassStart *start, int32 n_features)
 		dpml_random_key(key);
 		sgd->key = key;
 	}
-	dpml_sgd_start(&pass->sgd, options, dpml_alloc(pass->context, dpml_sgd_memory(options)), sgd);
+	dpml_sgd_start(&state->sgd, options, dpml_alloc(state->pass.context, dpml_sgd_memory(options)), sgd);
+	Assert(dpml_sgd_valid(&state->sgd));
 	explicit_bzero(key, sizeof(key));
-	pass->started = true;
-}
-
-/* Open a block of the pass; its number is for an error about it. */
-void
-dpml_pass_open_block(DpmlBlock *block, const DpmlPass *pass, const NullableDatum *bytes, int64 number)
-{
-	if (bytes->isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("block must not be null")));
-	dpml_open_block(block, bytes->value);
-	if (pass->started && block->n_features != pass->options.sgd.n_features)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("block " INT64_FORMAT " has %d features, the first one has %d",
-						number, block->n_features, pass->options.sgd.n_features)));
-}
-
-/* Of so many rows or steps (> 0) how many to take at once, with a look at interrupts before. */
-int32
-dpml_pass_piece(const DpmlPass *pass, int32 rows)
-{
-	const DpmlSgdOptions *options = &pass->sgd.options;
-
-	return dpml_rows_piece((int64) options->loss.n_classes * options->n_features, rows);
-}
-
-void
-dpml_pass_check_number(const NullableDatum *number, int64 expected)
-{
-	if (likely(!number->isnull && DatumGetInt32(number->value) == expected))
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("block " INT64_FORMAT " is missing or out of order", expected),
-			 errdetail("Blocks must arrive as 0, 1, 2, ..., each once."),
-			 errhint("Read the table of blocks in its physical order with synchronize_seqscans off, "
-					 "or write ORDER BY block_no after the last argument.")));
 }
 
 /*
- * The result, a dpml.epoch.  pass is NULL, or not started, where nothing said how
- * many features there are: then the weights are NULL and the steps those given.
+ * The result, a dpml.epoch.  state is NULL, or its pass has not
+ * begun, where nothing said how many features there are: then the weights are NULL
+ * and the steps those given.
  */
 Datum
-dpml_pass_result(FunctionCallInfo fcinfo, DpmlPass *pass, int64 steps, int64 rows)
+dpml_sgd_pass_result(FunctionCallInfo fcinfo, DpmlSgdPass *state, int64 steps, int64 rows)
 {
 	TupleDesc	desc;
 	Datum		values[N_ATTRIBUTES] = {0};
@@ -199,9 +157,9 @@ dpml_pass_result(FunctionCallInfo fcinfo, DpmlPass *pass, int64 steps, int64 row
 		elog(ERROR, "the result of an aggregate is not a dpml.epoch");
 	values[STEPS] = Int64GetDatum(steps);
 	values[ROWS] = Int64GetDatum(rows);
-	if (pass != NULL && pass->started)
+	if (state != NULL && state->pass.begun)
 	{
-		DpmlSgd    *sgd = &pass->sgd;
+		DpmlSgd    *sgd = &state->sgd;
 		Size		n = dpml_weights_count(sgd->options.loss.n_classes, sgd->options.n_features);
 
 		dpml_sgd_finish(sgd);

@@ -14,6 +14,7 @@
 #include "kernels/gram.h"
 #include "kernels/poisson.h"
 #include "kernels/scalar.h"
+#include "kernels/score.h"
 #include "kernels/sgd.h"
 #include "kernels/status.h"
 #include "kernels/sums.h"
@@ -126,7 +127,7 @@ make_sgd_options(Choices *choices, const DpmlBlock *block)
 		.average_from = choose(bytes, 3),
 		.n_features = block->n_features,
 		.batch_size = 1 + choose(bytes, 6),
-		.units = choices->units,
+		.by_unit = choices->units,
 		.noise = choose(bytes, 3)
 	};
 

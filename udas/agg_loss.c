@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* dpml.loss: mean data loss + lambda/2 ||w||^2 over rows or packed blocks. */
-#include "dpml.h"
-#include "rowform.h"
+#include "compat.h"
 
 #include "miscadmin.h"
+#include "utils/array.h"
+
+#include "options_sgd.h"
+#include "pass.h"
+#include "rowform.h"
+#include "support.h"
+
+#include "kernels/norm.h"
+#include "kernels/score.h"
 
 typedef struct LossState
 {
-	Jsonb	   *source;			/* the options as given, to refuse ones that vary */
-	DpmlOptions options;		/* n_features is that of the weights */
+	DpmlPass	pass;
 	double	   *weights;		/* K x d, from the first row */
 	double	   *scores;			/* K */
 	double		penalty;		/* lambda/2 ||w||^2 */
@@ -17,14 +24,17 @@ typedef struct LossState
 	DpmlRowForm form;			/* row form only */
 } LossState;
 
-DPML_FUNCTION(dpml_loss_rows_step);
-DPML_FUNCTION(dpml_loss_blocks_step);
+static const char name[] = "loss";
+
+DPML_FUNCTION(dpml_loss_rows_transition);
+DPML_FUNCTION(dpml_loss_blocks_transition);
 DPML_FUNCTION(dpml_loss_final);
 
 static void
-take_weights(LossState *state, MemoryContext context, ArrayType *array)
+take_weights(LossState *state, ArrayType *array)
 {
-	DpmlSgdOptions *options = &state->options.sgd;
+	const DpmlPassOptions *options = &state->pass.options;
+	MemoryContext context = state->pass.context;
 	int32		n_outputs = options->loss.n_classes;
 	Size		n;
 	const double *weights = dpml_float8_argument(array, "weights", &n);
@@ -35,7 +45,7 @@ take_weights(LossState *state, MemoryContext context, ArrayType *array)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("weights must have %d times the number of features elements", n_outputs)));
-	options->n_features = (int32) (n / n_outputs);
+	dpml_pass_begin(&state->pass, (int32) (n / n_outputs));
 	state->weights = dpml_alloc(context, n * sizeof(double));
 	memcpy(state->weights, weights, n * sizeof(double));
 	state->scores = dpml_alloc(context, (Size) n_outputs * sizeof(double));
@@ -43,43 +53,36 @@ take_weights(LossState *state, MemoryContext context, ArrayType *array)
 	state->penalty = options->lambda > 0 ? 0.5 * options->lambda * norm * norm : 0.0;
 }
 
-static LossState *
-make_state(MemoryContext context, FunctionCallInfo fcinfo, int weights_argument, Jsonb *source)
-{
-	LossState  *state = MemoryContextAllocZero(context, sizeof(LossState));
-
-	if (PG_ARGISNULL(weights_argument))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("weights must not be null")));
-	state->source = dpml_copy_jsonb(context, source);
-	dpml_options_parse(&state->options, source, DPML_FOR_LOSS);
-	take_weights(state, context, PG_GETARG_ARRAYTYPE_P(weights_argument));
-	dpml_row_form_init(&state->form, context, &state->options, state->options.sgd.n_features);
-	return state;
-}
-
-/* The group's state; weights come before the options, which are the last argument. */
+/* The group's state; the weights come before the options, which are the last argument. */
 static LossState *
 get_state(FunctionCallInfo fcinfo, int options_argument)
 {
-	MemoryContext context = dpml_aggregate_context(fcinfo, "loss");
-	LossState  *state;
+	bool		first;
+	LossState  *state = (LossState *) dpml_pass_state(fcinfo, name, options_argument, sizeof(LossState), &first);
+	DpmlPass   *pass = &state->pass;
+	DpmlSgdPassOptions unused;
 
-	if (PG_ARGISNULL(0))
-		return make_state(context, fcinfo, options_argument - 1,
-						  dpml_options_argument(fcinfo, options_argument, NULL));
-	state = (LossState *) PG_GETARG_POINTER(0);
-	(void) dpml_options_argument(fcinfo, options_argument, state->source);
+	if (first)
+	{
+		if (PG_ARGISNULL(options_argument - 1))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("weights must not be null")));
+		dpml_sgd_options_parse(&pass->options, &unused, pass->source, DPML_FOR_LOSS);
+		take_weights(state, PG_GETARG_ARRAYTYPE_P(options_argument - 1));
+		dpml_row_form_init(&state->form, pass->context, pass->options.n_features, pass->options.loss.n_classes,
+						   pass->options.clip_rows);
+	}
+	Assert(pass->begun && state->weights != NULL && state->rows >= 0);
 	return state;
 }
 
 /* (internal, x float8[], y float8, weights float8[], options jsonb) */
 Datum
-dpml_loss_rows_step(PG_FUNCTION_ARGS)
+dpml_loss_rows_transition(PG_FUNCTION_ARGS)
 {
 	LossState  *state = get_state(fcinfo, 4);
-	const DpmlSgdOptions *options = &state->options.sgd;
+	const DpmlPassOptions *options = &state->pass.options;
 	double		y;
 	const double *x = dpml_row_form_read(&state->form, &fcinfo->args[1], &fcinfo->args[2], &y);
 
@@ -91,25 +94,21 @@ dpml_loss_rows_step(PG_FUNCTION_ARGS)
 
 /* (internal, block bytea, weights float8[], options jsonb) */
 Datum
-dpml_loss_blocks_step(PG_FUNCTION_ARGS)
+dpml_loss_blocks_transition(PG_FUNCTION_ARGS)
 {
 	LossState  *state = get_state(fcinfo, 3);
-	const DpmlSgdOptions *options = &state->options.sgd;
+	const DpmlPassOptions *options = &state->pass.options;
 	DpmlBlock	block;
 	int32		n;
 
-	if (PG_ARGISNULL(1))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("block must not be null")));
-	dpml_open_block(&block, PG_GETARG_DATUM(1));
+	dpml_block_argument(&block, &fcinfo->args[1]);
 	if (block.n_features != options->n_features)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("block has %d features, the weights have %d", block.n_features, options->n_features)));
 	for (int32 i = 0; i < block.n_rows; i += n)
 	{
-		n = dpml_rows_piece((int64) options->loss.n_classes * options->n_features, block.n_rows - i);
+		n = dpml_pass_piece(&state->pass, block.n_rows - i);
 		state->sum += dpml_loss_sum_block(&options->loss, state->weights, &block, i, n, state->scores);
 	}
 	state->rows += block.n_rows;
@@ -120,13 +119,9 @@ dpml_loss_blocks_step(PG_FUNCTION_ARGS)
 Datum
 dpml_loss_final(PG_FUNCTION_ARGS)
 {
-	LossState  *state;
+	LossState  *state = (LossState *) dpml_pass_end(fcinfo, name);
 
-	(void) dpml_aggregate_context(fcinfo, "loss");
-	if (PG_ARGISNULL(0))
-		PG_RETURN_NULL();
-	state = (LossState *) PG_GETARG_POINTER(0);
-	if (state->rows == 0)
+	if (state == NULL || state->rows == 0)
 		PG_RETURN_NULL();
 	PG_RETURN_FLOAT8(state->sum / (double) state->rows + state->penalty);
 }

@@ -2,11 +2,17 @@
 /*
  * dpml.gradient: sums of gradients and losses over packed blocks.
  *
- * All that a group knows is in its state (sums.h).  What depends on the options
+ * All that a group knows is in its state (sums_state.h).  What depends on the options
  * alone is kept in fn_extra, for the options that were last seen.
  */
-#include "dpml.h"
-#include "sums.h"
+#include "compat.h"
+
+#include "options.h"
+#include "options_gradient.h"
+#include "sums_state.h"
+#include "support.h"
+
+#include "kernels/gradient.h"
 
 typedef struct GradientCall
 {
@@ -15,7 +21,7 @@ typedef struct GradientCall
 	double	   *work;			/* the kernel's memory; NULL until n_features is known */
 } GradientCall;
 
-DPML_FUNCTION(dpml_gradient_step);
+DPML_FUNCTION(dpml_gradient_transition);
 DPML_FUNCTION(dpml_gradient_combine);
 DPML_FUNCTION(dpml_gradient_final);
 
@@ -96,12 +102,12 @@ check_state(const DpmlSums *sums, const GradientCall *call, int32 n_features)
 				 errmsg("block has %d features, the weights have another number", n_features)));
 	if (sums->n_first != (options->gradient ? n_gradient : 0) ||
 		sums->n_second != (options->losses != DPML_NO_LOSSES ? options->n_models : 0))
-		dpml_sums_refuse(DPML_SUMS_GRADIENT);
+		dpml_sums_reject(DPML_SUMS_GRADIENT);
 }
 
 /* (state bytea, block bytea, weights float8[], options jsonb); weights are read from the group's first row. */
 Datum
-dpml_gradient_step(PG_FUNCTION_ARGS)
+dpml_gradient_transition(PG_FUNCTION_ARGS)
 {
 	GradientCall *call;
 	DpmlBlock	block;
@@ -112,7 +118,7 @@ dpml_gradient_step(PG_FUNCTION_ARGS)
 
 	(void) dpml_aggregate_context(fcinfo, "gradient");
 	call = get_call(fcinfo, dpml_options_argument(fcinfo, 3, NULL));
-	dpml_sums_open_block(&block, &fcinfo->args[1]);
+	dpml_block_argument(&block, &fcinfo->args[1]);
 	if (PG_ARGISNULL(0))
 		sums = make_state(fcinfo, call, block.n_features);
 	else

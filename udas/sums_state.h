@@ -13,7 +13,9 @@
 #ifndef DPML_SUMS_STATE_H
 #define DPML_SUMS_STATE_H
 
-#include "dpml.h"
+#include "compat.h"
+
+#include "utils/jsonb.h"
 
 #include "kernels/sums.h"
 
@@ -59,11 +61,10 @@ dpml_sums_weights(const DpmlSums *sums)
 extern DpmlSums *dpml_sums_create(DpmlSumsKind kind, Size n_first, Size n_second,
 								  const double *weights, Size n_weights, const Jsonb *source);
 extern DpmlSums *dpml_sums_argument(FunctionCallInfo fcinfo, int argument, DpmlSumsKind kind);
-pg_noreturn extern void dpml_sums_refuse(DpmlSumsKind kind);
+pg_noreturn extern void dpml_sums_reject(DpmlSumsKind kind);
 extern void dpml_sums_check_options(const DpmlSums *sums, const Jsonb *source);
 extern void dpml_sums_added(DpmlSums *sums, int32 rows);
 extern int32 dpml_sums_piece(int64 row_products);
-extern void dpml_sums_open_block(DpmlBlock *block, const NullableDatum *argument);
 extern Datum dpml_sums_combine(FunctionCallInfo fcinfo, DpmlSumsKind kind);
 extern Datum dpml_sums_final(FunctionCallInfo fcinfo, DpmlSumsKind kind);
 

@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* What the encoder reads a value as, for those who count what it puts right: see dpml check. */
-#include "dpml.h"
+/*
+ * dpml.number, dpml.numbers: the number that the encoder reads in a value.  dpml check
+ * counts with them the values that the encoder changes.
+ */
+#include "compat.h"
 
 #include <math.h>
 
 #include "catalog/pg_type.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+
+#include "numbers.h"
+
+#include "kernels/block.h"
 
 /* Kept in fn_extra for the query. */
 typedef struct ValueCache
@@ -27,7 +35,7 @@ value_type(FunctionCallInfo fcinfo)
 }
 
 pg_noreturn static void
-refuse_value(Oid type, const char *what)
+reject_value(Oid type, const char *what)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_DATATYPE_MISMATCH),
@@ -45,7 +53,7 @@ dpml_number(PG_FUNCTION_ARGS)
 		cache = MemoryContextAllocZero(fcinfo->flinfo->fn_mcxt, sizeof(ValueCache));
 		cache->number = dpml_number_reader(value_type(fcinfo));
 		if (cache->number == NULL)
-			refuse_value(value_type(fcinfo), "a number");
+			reject_value(value_type(fcinfo), "a number");
 		fcinfo->flinfo->fn_extra = cache;
 	}
 	PG_RETURN_FLOAT8(cache->number(PG_GETARG_DATUM(0)));
@@ -72,7 +80,7 @@ dpml_numbers(PG_FUNCTION_ARGS)
 		old = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
 		cache = palloc0(sizeof(ValueCache));
 		if (!dpml_array_reader_init(&cache->array, value_type(fcinfo), length))
-			refuse_value(value_type(fcinfo), "an array of numbers");
+			reject_value(value_type(fcinfo), "an array of numbers");
 		cache->nulls = palloc(length * sizeof(bool));
 		cache->elements = palloc(length * sizeof(Datum));
 		MemoryContextSwitchTo(old);

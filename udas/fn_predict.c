@@ -3,13 +3,18 @@
  * Predictions of a stored model from raw columns, with the encoding it was
  * trained with.  They are STRICT: no record, no prediction.
  */
-#include "dpml.h"
-#include "model.h"
+#include "compat.h"
 
 #include <math.h>
 
 #include "utils/builtins.h"
 #include "utils/float.h"
+
+#include "model.h"
+#include "support.h"
+
+#include "kernels/score.h"
+#include "kernels/whiten.h"
 
 DPML_FUNCTION(dpml_predict);
 DPML_FUNCTION(dpml_predict_value);
@@ -36,7 +41,7 @@ score(DpmlModel *model, HeapTupleHeader record)
 		model->scores[k] = norm > 0.0 ? model->scores[k] / norm : 0.0;
 }
 
-/* Of equal scores the first wins. */
+/* Index of the largest score; the first one of equal scores. */
 static int
 largest_score(const DpmlModel *model)
 {

@@ -3,7 +3,9 @@
 #ifndef DPML_FUZZ_DOCUMENT_H
 #define DPML_FUZZ_DOCUMENT_H
 
-#include "dpml.h"
+#include "compat.h"
+
+#include "utils/jsonb.h"
 
 /* The server's own, which a target does not link. */
 #undef fprintf

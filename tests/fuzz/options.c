@@ -7,12 +7,18 @@
 
 #include <math.h>
 
+#include "options_gradient.h"
+#include "options_sgd.h"
+
+#include "kernels/block.h"
+
 #define MOST_WEIGHTS 512
 #define ROWS 7
 
 static const char *const words[] = {
 	"loss", "classes", "huber_h", "clip", "lambda", "radius", "batch_size", "schedule", "step_size",
-	"exponent", "rows", "average_from", "features", "clip_rows", "units", "noise", "noise_scale", "gradient_clip",
+	"exponent", "rows", "average_from", "features", "clip_rows", "max_rows_per_unit", "noise", "noise_scale",
+	"gradient_clip",
 	"momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip", "loss_clip",
 	"logistic", "huber_svm", "squared", "softmax", "constant", "decreasing", "sqrt_decreasing", "strongly_convex",
 	"inverse_sqrt", "none", "gaussian", "k-norm", ""
@@ -20,8 +26,9 @@ static const char *const words[] = {
 
 typedef struct Parsed
 {
-	int			kind;			/* 0 - 3: enum DpmlOptionsUse; 4: of dpml.gradient; 5: of the Hessian */
-	DpmlOptions options;
+	int			kind;			/* 0 - 3: enum DpmlSgdUse; 4: of dpml.gradient; 5: of the Hessian */
+	DpmlPassOptions pass;
+	DpmlSgdPassOptions options;
 	DpmlGradientOptions gradient;
 	DpmlLoss	loss;
 } Parsed;
@@ -32,7 +39,7 @@ parse_any(Jsonb *json, void *argument)
 	Parsed	   *parsed = argument;
 
 	if (parsed->kind < 4)
-		dpml_options_parse(&parsed->options, json, (DpmlOptionsUse) parsed->kind);
+		dpml_sgd_options_parse(&parsed->pass, &parsed->options, json, (DpmlSgdUse) parsed->kind);
 	else if (parsed->kind == 4)
 		dpml_gradient_options_parse(&parsed->gradient, json);
 	else
@@ -51,7 +58,7 @@ check_loss(const DpmlLoss *loss)
 
 /* A pass with options that were accepted. */
 static void
-run_pass(DpmlSgdOptions options)
+run_pass(DpmlSgdOptions options, int32 n_features)
 {
 	static const uint8_t key[32] = {3};
 	DpmlSgdStart start = {.key = key};
@@ -59,8 +66,7 @@ run_pass(DpmlSgdOptions options)
 	double	   *x;
 	void	   *memory;
 
-	if (options.n_features == 0)
-		options.n_features = 5;
+	options.n_features = n_features > 0 ? n_features : 5;
 	if ((int64) options.n_features * options.loss.n_classes > MOST_WEIGHTS)
 		return;
 	memory = allocate(dpml_sgd_memory(&options));
@@ -69,6 +75,7 @@ run_pass(DpmlSgdOptions options)
 	dpml_sgd_start(&sgd, &options, memory, &start);
 	for (int i = 0; i < ROWS; i++)
 		dpml_sgd_row(&sgd, x, i % 3 - 1);
+	REQUIRE(dpml_sgd_valid(&sgd));
 	dpml_sgd_finish(&sgd);
 	REQUIRE(sgd.rows == ROWS && sgd.steps <= ROWS);
 	free(x);
@@ -96,8 +103,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		}
 		if (parsed.kind > 0 && parsed.kind < 4)
 		{
-			REQUIRE(dpml_schedule_step(&sgd->schedule, 1) >= 0.0);
-			run_pass(*sgd);
+			REQUIRE(dpml_schedule_step_size(&sgd->schedule, 1) >= 0.0);
+			run_pass(*sgd, parsed.pass.n_features);
 		}
 		if (parsed.kind == 4)
 			REQUIRE(gradient->n_models >= 1 && gradient->n_models <= DPML_MAX_MODELS && gradient->unit_clip > 0.0);
