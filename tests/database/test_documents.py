@@ -77,20 +77,24 @@ class Terminal:
 
     @contextmanager
     def start(self, block: Block) -> Iterator[None]:
-        """Run a block in the background; at the end it is interrupted, and must have lived until then."""
-        (line,) = block.text.splitlines()
+        """Run a block in the background, once it has said that it is ready; it must live until the end."""
+        *before, last = block.text.splitlines()
         running = subprocess.Popen(
-            ["bash", "-e", "-c", f"exec {line}"],
+            ["bash", "-e", "-c", "\n".join([*before, f"exec {last}"])],
             cwd=self._folder,
             env=self._environment,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
+        assert running.stderr is not None
         try:
+            said = running.stderr.readline()
+            assert b" serves " in said, f"{block.place}: {said!r}"
             yield
         finally:
             running.send_signal(signal.SIGTERM)
             ended = running.wait(TIMEOUT_S)
+            running.stderr.close()
         assert ended == 128 + signal.SIGTERM, f"{block.place}: ended with {ended}"
 
 
