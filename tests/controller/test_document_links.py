@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,7 +16,7 @@ from pg_dpml import cli
 
 README_LINES = 120
 GROUPS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
-COMMANDS = {
+COMMANDS: dict[tuple[str, ...], Any] = {
     (name, below) if below else (name,): command
     for name, group in GROUPS.items()
     for below, command in getattr(group, "commands", {"": group}).items()
