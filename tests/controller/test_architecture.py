@@ -16,6 +16,7 @@ import pytest
 import typer.main
 
 import pg_dpml
+from documents import corpus
 from pg_dpml import cli
 from pg_dpml.cli import reference
 from pg_dpml.errors import DpmlError
@@ -269,20 +270,19 @@ def test_every_command_is_documented(name: str) -> None:
     assert command.help
     for parameter in command.params:
         assert parameter.help, f"{name}: {parameter.name}"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.search(rf"\bdpml {name}\b", readme)
+    assert re.search(rf"\bdpml {name}\b", corpus())
 
 
-def test_the_readme_shows_only_options_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_documents_show_only_options_that_exist() -> None:
+    text = corpus()
     known = {option for command in COMMANDS.values() for p in command.params for option in p.opts}
     known |= {"--help", "--version"}
-    for line in re.findall(r"^ *dpml .*$", readme, re.MULTILINE):
+    for line in re.findall(r"^ *dpml .*$", text, re.MULTILINE):
         command = line.partition("#")[0].split()
         options = {word for word in command if word.startswith("--")}
         name = command[1] if command[1] in COMMANDS else " ".join(command[1:3])
         assert options <= {o for p in COMMANDS[name].params for o in p.opts} | {"--help"}, line
-    for option in re.findall(r"`(--[a-z-]+)", readme):
+    for option in re.findall(r"`(--[a-z-]+)", text):
         assert option in known, option
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from documents import text_of
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import CalibrationBin
 from pg_dpml.ledger.models import Charge, Model
@@ -182,12 +183,12 @@ def test_posterior(prior: float, epsilon: float) -> None:
         assert np.log(odds) == pytest.approx(epsilon, rel=1e-9)
 
 
-def test_the_readme_says_what_an_epsilon_means() -> None:
+def test_the_documents_say_what_an_epsilon_means() -> None:
     """In the words of the report, so that neither can say anything else."""
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    [heading] = re.findall(r"^\| epsilon \|(.*)\|$", readme, re.MULTILINE)
+    page = text_of("docs/choosing.md")
+    [heading] = re.findall(r"^\| epsilon \|(.*)\|$", page, re.MULTILINE)
     priors = [float(share) / 100.0 for share in re.findall(r"([\d.]+) % becomes", heading)]
-    rows = re.findall(r"^\| ([\d.]+) \| (.* %.*) \|$", readme, re.MULTILINE)
+    rows = re.findall(r"^\| ([\d.]+) \| (.* %.*) \|$", page, re.MULTILINE)
     assert [float(epsilon) for epsilon, _ in rows] == [0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0]
     for epsilon, cells in rows:
         assert cells.split(" | ") == [share_text(posterior(prior, float(epsilon))) for prior in priors]

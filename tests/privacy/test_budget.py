@@ -312,7 +312,7 @@ def test_runs_of_all_kinds_that_fill_a_budget_keep_the_guarantee() -> None:
 @pytest.mark.parametrize(
     ("run", "budget", "runs"), [(REPLACE, REPLACE, 152), (ZERO, ZERO, 152), (ZERO, REPLACE, 38)]
 )
-def test_a_budget_holds_as_many_runs_as_the_readme_says(
+def test_a_budget_holds_as_many_runs_as_the_documents_say(
     run: Relation, budget: Relation, runs: int, method: str
 ) -> None:
     privacy = PrivacySpec(0.1, relation=run)

@@ -521,7 +521,7 @@ MUTANTS = [
     ),
     Mutant(
         "steps-of-units-as-long-as-of-rows",
-        "controller/pg_dpml/methods/sgd.py",
+        TRAINING,
         "smoothness=loss.unit_smoothness(problem.max_rows_per_unit),",
         "smoothness=loss.unit_smoothness(1),",
         "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,17 @@ def pages() -> Mapping[str, str]:
     """The text of every page that is made from the code, by its file name."""
     made = {
         "options.md": _options_page(),
-        "methods.md": _methods_page(),
+        "guarantees.md": _guarantees_page(),
         "cli.md": _commands_page(),
     }
-    return {name: "\n".join(lines).rstrip() + "\n" for name, lines in made.items()}
+    return {name: "\n".join(map(_wrapped, lines)).rstrip() + "\n" for name, lines in made.items()}
+
+
+def _wrapped(line: str) -> str:
+    """Prose in lines of 120 characters; tables, headings and comments as they are."""
+    if line.startswith(("|", "#", "<")):
+        return line
+    return textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -67,8 +75,8 @@ def _options_page() -> Iterator[str]:
         yield ""
 
 
-def _methods_page() -> Iterator[str]:
-    yield from ("# Methods", "", _MADE, "")
+def _guarantees_page() -> Iterator[str]:
+    yield from ("# Guarantees of the methods", "", _MADE, "")
     yield from _table(
         ["method", "private", "what it does", "options"],
         [

@@ -38,7 +38,7 @@ from pg_dpml.server.demo import ADULT_SPEC, adult_server, run_demo
 
 _KEEP = """
 The server runs until you press Ctrl-C, which {end}.
-In another terminal, and then as README.md, "Five minutes", goes on:
+In another terminal, and then as README.md, "First model in five minutes", goes on:
   export PATH={folder}:$PATH:{programs}
   export {environment}
   dpml demo --spec > adult.toml
@@ -47,7 +47,7 @@ In another terminal, and then as README.md, "Five minutes", goes on:
 _NEXT = """
 Next: scripts/demo --epsilon 0.1     a stronger guarantee
       scripts/demo --keep            leave the server running, to try the other commands on it
-      README.md, "On your own server"
+      docs/install.md                your own server
 """
 
 
