@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec

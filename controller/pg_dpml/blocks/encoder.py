@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from pg_dpml.blocks.levels import as_compared
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown, toml_key, visible
 from pg_dpml.spec.columns import Column, Label

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from datetime import date
 from decimal import Decimal
 
-from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 
 __all__ = ["as_compared"]

@@ -16,7 +16,8 @@ from pg_dpml.blocks.encoder import (
     feature_names,
     stored_values,
 )
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.names import shown, visible
@@ -75,7 +76,7 @@ def resolve(session: Session, data: DataSpec) -> Source:
     GuaranteeError
         If rows may be chosen by something that is not declared public.
     """
-    table = session.relation(data.table)
+    table = look_up_table(session, data.table)
     data = as_in_catalog(data, table)
     _require_public_rows(table, data)
     columns = [encode_column(column, table.columns[column.name]) for column in data.columns]

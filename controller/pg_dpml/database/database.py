@@ -99,7 +99,7 @@ class Database:
             session = Session(driver)
             yield session
             if kept:
-                _commit(session)
+                _commit(driver, session.at_stake)
             else:
                 driver.rollback()
         except BaseException as error:
@@ -165,15 +165,17 @@ def _hang_up(driver: psycopg.Connection[Any], late: threading.Event) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-def _commit(session: Session) -> None:
-    """Commit, and say so where nobody knows whether the server did."""
+def _commit(driver: psycopg.Connection[Any], at_stake: str | None) -> None:
+    """Commit; an error says so if the outcome is unknown.
+
+    `at_stake`: see `Session.must_last`.
+    """
     try:
-        session.driver.commit()
+        driver.commit()
     except BaseException as error:
         if isinstance(error, psycopg.Error) and error.diag.severity_nonlocalized == "ERROR":
-            raise  # the server refused
-        session.driver.close()
-        at_stake = session.at_stake
+            raise  # the server rejected it
+        driver.close()
         if not isinstance(error, Exception):
             if at_stake is None:
                 raise

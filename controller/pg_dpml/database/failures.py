@@ -7,9 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 import psycopg
-from psycopg import pq
 
-from pg_dpml.database.catalog import quoted_names
+from pg_dpml.database.grants import missing_grant, quoted_names
 from pg_dpml.errors import (
     DpmlError,
     GuaranteeError,
@@ -138,9 +137,9 @@ def denied_relation(error: psycopg.Error, primary: str, session: Session | None)
     if session is None or error.diag.source_function != _DENIED_BY:
         return ""
     try:
-        if session.driver.info.transaction_status != pq.TransactionStatus.IDLE:
-            return session.missing_grant(primary)
+        if session.in_transaction:
+            return missing_grant(session, primary)
         with session.transaction():
-            return session.missing_grant(primary)
+            return missing_grant(session, primary)
     except psycopg.Error:  # no connection any more: the error is told without advice
         return ""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pg_dpml.blocks.query import record_of
-from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
@@ -115,7 +115,7 @@ def release_error(
 
     def decide(session: Session) -> _Release:
         model = registry.load_model(session, name)
-        relation = session.relation(table)
+        relation = look_up_table(session, table)
         charged_to = dataset or budgets.dataset_of(session, model, relation)
         return _plan(session, model, relation, privacy, clip, definition_is_public, charged_to)
 

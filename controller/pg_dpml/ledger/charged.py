@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pg_dpml.database.database import Database
+from pg_dpml.database.dependencies import definitions_of, locked_tables
 from pg_dpml.database.failures import raised_by_server
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted
@@ -162,8 +163,8 @@ def run_charged(
 
 def _require_unchanged(run: Session, other: Session) -> None:
     """Refuse a run whose snapshot is older than the last change of what it has locked."""
-    relations = run.locked()
-    if run.definitions(relations) != other.definitions(relations):
+    tables = locked_tables(run)
+    if definitions_of(run, tables) != definitions_of(other, tables):
         raise DpmlError(
             "a table that is read was altered, emptied or rewritten while the run began: nothing was "
             "charged; try again"

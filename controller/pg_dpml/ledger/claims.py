@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import shlex
 
-from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
+from pg_dpml.database.dependencies import tables_read
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.ledger.budgets import find_budget, load_budget, table_name
@@ -60,7 +61,7 @@ def claim(session: Session, budget: Budget, table: SourceTable, *, listed: bool 
     -----
     Source: privacy/README.md, "Budgets".
     """
-    read = session.relations_read(table)
+    read = tables_read(session, table)
     new = session.fetch(
         sql.SQL(
             "SELECT number FROM pg_catalog.unnest(%(read)s::oid[]) AS new (number) WHERE NOT EXISTS (SELECT "
@@ -102,7 +103,7 @@ def budgets_on(session: Session, table: SourceTable) -> dict[str, tuple[bool, bo
     """Budgets that a table, or what it reads, is in: if they list it, and if they were closed unused."""
     rows = session.fetch(
         sql.SQL("SELECT dataset, listed, unused FROM dpml.budgets_on(%(read)s::oid[]) ORDER BY dataset"),
-        {"read": session.relations_read(table)},
+        {"read": tables_read(session, table)},
     )
     return {dataset: (listed, unused) for dataset, listed, unused in rows}
 
@@ -143,7 +144,7 @@ def likely_units(session: Session, budget: Budget) -> list[str]:
         return []
     columns: dict[str, None] = {}
     for name in budget.tables:
-        table = session.attempt(lambda name=name: session.relation(name))  # type: ignore[misc]
+        table = session.attempt(lambda name=name: look_up_table(session, name))  # type: ignore[misc]
         if not isinstance(table, DpmlError):
             found = table.columns.items()
             columns |= dict.fromkeys(name for name, kind in found if looks_like_person(name, kind.kind))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from decimal import Decimal
 
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.ledger.advice import least_epsilon
@@ -106,7 +107,7 @@ def open_budget(
                 f"data set {shown(dataset)} has a budget that runs were charged to, which is never made "
                 f"larger: dpml budget show {shlex.quote(dataset)} says what is left"
             )
-    found = list({table.oid: table for table in map(session.relation, tables)}.values())
+    found = list({table.oid: table for table in (look_up_table(session, name) for name in tables)}.values())
     for listed in found:
         unit = None if unit is None else listed.column(unit, "unit")
     limit = limit_of(rule, epsilon, delta)

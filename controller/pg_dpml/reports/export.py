@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import sql
 from pg_dpml.errors import SpecError
 from pg_dpml.ledger.models import Model

@@ -15,6 +15,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from pg_dpml.blocks.source import resolve
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import (
@@ -440,7 +441,7 @@ def _train(database: Database, request: _Request) -> None:
                 f"data set {shown(dataset.name)} is not offered to role {shown(request.requested_by)} any "
                 "more"
             )
-        if _owner_of(session, session.relation(data.table).oid) != dataset.source_owner:
+        if _owner_of(session, look_up_table(session, data.table).oid) != dataset.source_owner:
             raise SpecError(
                 f"table {visible(dataset.source)} belongs to another role than when data set "
                 f"{shown(dataset.name)} was registered: its owner must register it again"

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.tables.constraints import DOMAIN_VALUE, Facts, column_facts
@@ -117,14 +118,14 @@ def inspect_table(source: str | sa.Engine, table: str, *, insecure: bool = False
         If the server cannot be reached.
     """
     with Database(source, insecure=insecure).session() as session:
-        relation = session.relation(table)
+        found = look_up_table(session, table)
         # pg_get_expr writes dates by these settings.
         for setting, value in (("datestyle", "ISO, YMD"), ("timezone", "UTC")):
             session.execute(
                 sql.SQL("SELECT pg_catalog.set_config(%(setting)s, %(value)s, true)"),
                 {"setting": setting, "value": value},
             )
-        return _describe(session, relation)
+        return _describe(session, found)
 
 
 def _describe(session: Session, table: SourceTable) -> CatalogTable:

@@ -16,7 +16,8 @@ from typing import Any
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import Session, sql
 
 __all__ = [

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown, toml_key, toml_text, visible
 from pg_dpml.spec.dates import MOMENTS
