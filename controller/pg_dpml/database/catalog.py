@@ -17,7 +17,7 @@ from pg_dpml.errors import GuaranteeError, SpecError
 if TYPE_CHECKING:
     from pg_dpml.database.session import Session
 
-__all__ = ["SourceTable", "look_up_table", "offer_schema"]
+__all__ = ["SourceTable", "look_up_table", "offer_schema", "owner_of"]
 
 # `lent`: an object that is read or called, its owner, and a right of the session's role that the owner lacks.
 _TABLE = READ_OBJECTS + sql.SQL("""
@@ -141,6 +141,15 @@ def look_up_table(session: Session, table: str) -> SourceTable:
         )
     _require_utf8(session, table, oid)
     return SourceTable(oid, schema, name, kind, row_security, columns_of(session, oid))
+
+
+def owner_of(session: Session, table: SourceTable) -> str:
+    """The role that owns a table."""
+    (owner,) = session.fetch_one(
+        sql.SQL("SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class WHERE oid = %(oid)s"),
+        {"oid": table.oid},
+    )
+    return str(owner)
 
 
 def offer_schema(session: Session, schema: str) -> str | None:
