@@ -21,7 +21,8 @@ from pg_dpml.errors import OWNER_ONLY, GuaranteeError, RunFailedError, RunInterr
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.noise import sums
 from pg_dpml.reports import report
-from pg_dpml.tables.measuring import LeftOut, ValueCount
+from pg_dpml.tables.labels import LeftOut
+from pg_dpml.tables.measuring import ValueCount
 from sqltools import scalar
 
 NOISY = importlib.import_module("pg_dpml.evaluation.noisy_error")
@@ -437,7 +438,7 @@ def test_interrupted(database: str, connection: psycopg.Connection, monkeypatch:
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NOISY.mechanisms, "release_sum", interrupt)
+    monkeypatch.setattr(sums, "release_sum", interrupt)
     with pytest.raises(RunInterrupted, match="stays charged"):
         pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(1.0))
     assert len(charges(connection)) == 1

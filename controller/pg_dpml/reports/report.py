@@ -23,9 +23,10 @@ from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import belief_text, odds_factor, posterior, protected
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.runs.candidates import setting_text
 from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.runs.train import Alternative, TrainResult
-from pg_dpml.runs.tuning import TuneResult, setting_text
+from pg_dpml.runs.tuning import TuneResult
 from pg_dpml.spec.relation import Relation
 
 __all__ = [

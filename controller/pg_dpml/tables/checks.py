@@ -18,7 +18,8 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables import measuring
 from pg_dpml.tables.inspection import looks_like_person
-from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts, ValueCount, label_field
+from pg_dpml.tables.labels import label_field
+from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts, ValueCount
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -16,23 +16,22 @@ from typing import Any
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
-from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import Session, sql
 
 __all__ = [
     "COLUMNS_PER_QUERY",
+    "SHOWN_CHARACTERS",
+    "SHOWN_VALUES",
     "Field",
-    "LeftOut",
     "LevelCounts",
     "ValueCount",
-    "count_left_out",
+    "by_bytes",
     "count_levels",
     "count_numbers",
-    "count_undeclared",
     "count_units",
     "count_values",
-    "label_field",
+    "value_text",
 ]
 
 COLUMNS_PER_QUERY = 30
@@ -84,33 +83,6 @@ class LevelCounts:
     levels: tuple[int, ...]
     unknown: int
     unknown_values: tuple[ValueCount, ...]
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Rows that are in no figure, because their label is not declared.
-
-    Attributes
-    ----------
-    nulls : int
-        Rows whose label is NULL.
-    undeclared : int
-        Rows whose label is another value that is not declared; NaN, where a number is predicted.
-    undeclared_values : tuple of ValueCount
-        The most frequent of these values.
-    empty_classes : tuple of str
-        Declared classes that no row has.
-    """
-
-    nulls: int = 0
-    undeclared: int = 0
-    undeclared_values: tuple[ValueCount, ...] = ()
-    empty_classes: tuple[str, ...] = ()
-
-    @property
-    def n_rows(self) -> int:
-        """Rows left out in all."""
-        return self.nulls + self.undeclared
 
 
 # Numbers
@@ -264,7 +236,7 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
         return {}
     columns = [sql.Identifier("c", f"value_{i}") for i in range(len(fields))]
     read = [
-        sql.SQL("{} AS {}").format(_by_bytes(field), sql.Identifier(f"value_{i}"))
+        sql.SQL("{} AS {}").format(by_bytes(field), sql.Identifier(f"value_{i}"))
         for i, field in enumerate(fields)
     ]
     listed = sql.SQL(", ").join(columns)
@@ -287,7 +259,7 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
             read=sql.SQL(", ").join(read),
             characters=sql.Literal(SHOWN_CHARACTERS),
             listed=listed,
-            texts=sql.SQL(", ").join(map(_text, fields, columns)),
+            texts=sql.SQL(", ").join(map(value_text, fields, columns)),
         )
         + from_clause(source)
         + sql.SQL(
@@ -303,7 +275,7 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
     return _by_field(fields, rows)
 
 
-def _by_bytes(field: Field) -> sql.Composed:
+def by_bytes(field: Field) -> sql.Composed:
     """A column whose equal values are equal to the encoder; of an enum, whatever domain it has."""
     if field.type.kind == "enum":
         return sql.SQL("coalesce({}, NULL)").format(field.identifier)  # NULL takes the domain off
@@ -311,7 +283,7 @@ def _by_bytes(field: Field) -> sql.Composed:
     return sql.SQL("{}{}").format(field.identifier, collation)
 
 
-def _text(field: Field, value: sql.Composable) -> sql.Composed:
+def value_text(field: Field, value: sql.Composable) -> sql.Composed:
     """The owner of an enum could have made the cast to text a function of their own."""
     text = "pg_catalog.textin(pg_catalog.enum_out({}))" if field.type.kind == "enum" else "{}::text"
     return sql.SQL(text).format(value)
@@ -338,75 +310,6 @@ def _by_field(fields: Sequence[Field], rows: Sequence[tuple[Any, ...]]) -> dict[
         )
         before += n_levels
     return found
-
-
-# Labels
-
-
-def label_field(encoder: Mapping[str, Any], types: Mapping[str, ColumnType]) -> Field:
-    """The label as if it were one of the encoder's columns."""
-    label = encoder["label"]
-    entry = {"name": label["name"]}
-    if label["kind"] == "number":
-        entry |= {"kind": "numeric", "lower": label["lower"], "upper": label["upper"]}
-    else:
-        levels = label.get("classes") or [label["positive"], label["negative"]]
-        entry |= {"kind": "category", "levels": [level for level in levels if level is not None]}
-    return Field(types[label["name"]], entry)
-
-
-def count_left_out(session: Session, source: Source) -> LeftOut:
-    """The rows of a table that have no declared label, by the table's encoder."""
-    field = label_field(source.encoder, source.table.columns)
-    if field.entry["kind"] == "numeric":
-        numbers = count_numbers(session, source, [field])[field.name]
-        nan = numbers["nan"]
-        return LeftOut(numbers["nulls"], nan, (ValueCount("NaN", nan),) if nan else ())
-    counts = count_levels(session, source, [field])[field.name]
-    sizes = dict(zip(field.entry["levels"], counts.levels, strict=True))
-    label = source.encoder["label"]
-    others = label["kind"] == "binary" and label["negative"] is None
-    if others:
-        sizes[f"not {label['positive']}"] = counts.unknown
-    empty = tuple(name for name, rows in sizes.items() if rows == 0)
-    if others:
-        return LeftOut(counts.nulls, empty_classes=empty)
-    return LeftOut(counts.nulls, counts.unknown, counts.unknown_values, empty)
-
-
-def count_undeclared(
-    session: Session,
-    table: SourceTable,
-    field: Field,
-    condition: sql.Composable,
-    parameters: Mapping[str, Any],
-) -> LeftOut:
-    """The rows t of a table that fulfil a condition, by the label that they have; one pass over the table."""
-    rows = session.fetch(
-        sql.SQL(
-            "SELECT pg_catalog.left(g.value, {characters}), g.rows, g.rows_alike FROM (SELECT v.*, "
-            "pg_catalog.row_number() OVER (alike ORDER BY v.rows DESC, v.value) AS place, "
-            "pg_catalog.sum(v.rows) OVER alike AS rows_alike "
-            "FROM (SELECT {text} AS value, pg_catalog.count(*) AS rows FROM (SELECT {label} AS label "
-            "FROM {table} AS t WHERE {condition} OFFSET 0) AS c GROUP BY c.label) AS v "
-            "WINDOW alike AS (PARTITION BY v.value IS NULL)) AS g "
-            "WHERE g.place <= {shown} ORDER BY g.place"
-        ).format(
-            characters=sql.Literal(SHOWN_CHARACTERS),
-            text=_text(field, sql.Identifier("c", "label")),
-            label=_by_bytes(field),
-            table=table.identifier,
-            condition=condition,
-            shown=sql.Literal(SHOWN_VALUES),
-        ),
-        parameters,
-    )
-    values = [row for row in rows if row[0] is not None]
-    return LeftOut(
-        nulls=sum(int(count) for value, count, _ in rows if value is None),
-        undeclared=int(values[0][2]) if values else 0,
-        undeclared_values=tuple(ValueCount(value, int(count)) for value, count, _ in values),
-    )
 
 
 # Units
