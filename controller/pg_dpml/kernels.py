@@ -31,7 +31,11 @@ __all__ = [
     "Noise",
     "Schedule",
     "Sensitivity",
+    "ffi",
+    "lib",
     "noise_grid",
+    "pointer",
+    "require",
     "sensitivity",
 ]
 

@@ -22,13 +22,14 @@ from pg_dpml import DataSpec, Relation, cli
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session, sql
-from pg_dpml.errors import OWNER_ONLY, DpmlError, GuaranteeError, RunFailedError, SpecError
+from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.methods.job import Job
 from pg_dpml.reports import report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import DEFAULT_METHODS, MAJORITY
 from pg_dpml.spec.training import NOT_PRIVATE_METHODS
 from pg_dpml.tables.measuring import ValueCount
+from pg_dpml.tables.stamp import OWNER_ONLY
 from sqltools import scalar
 
 # The package's function of the same name hides the module.

@@ -29,7 +29,6 @@ from pg_dpml.blocks.source import Source
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import (
-    OWNER_ONLY,
     DpmlError,
     GuaranteeError,
     RunFailedError,
@@ -48,6 +47,7 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.training import TrainSpec
+from pg_dpml.tables.stamp import OWNER_ONLY
 from sqltools import scalar, work_tables
 
 pytestmark = pytest.mark.usefixtures("clean")

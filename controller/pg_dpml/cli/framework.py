@@ -32,6 +32,25 @@ from pg_dpml.names import shown, visible_lines
 from pg_dpml.spec.relation import Relation
 from pg_dpml.spec.training import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
 
+__all__ = [
+    "ModelName",
+    "Output",
+    "OutputFormat",
+    "Spec",
+    "Table",
+    "app",
+    "command",
+    "could_not_write",
+    "decimal",
+    "note",
+    "optional_decimal",
+    "require_folder",
+    "say",
+    "settle_streams",
+    "warn",
+    "write_file",
+]
+
 app = typer.Typer(
     name="dpml",
     help="Differentially private machine learning inside PostgreSQL.",

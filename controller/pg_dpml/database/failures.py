@@ -19,12 +19,7 @@ from pg_dpml.errors import (
 if TYPE_CHECKING:
     from pg_dpml.database.session import Session
 
-__all__ = [
-    "LONGEST_SHOWN",
-    "LOST",
-    "is_of_statement",
-    "translate",
-]
+__all__ = ["LONGEST_SHOWN", "LOST", "is_of_statement", "raised_by_server", "translate"]
 
 _READ_ONLY = "25006"
 _MISSING_SCHEMA = "3F000"

@@ -11,11 +11,12 @@ from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.new_tables import new_table
 from pg_dpml.database.session import sql
-from pg_dpml.errors import GuaranteeError, SpecError, owner_stamp
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.evaluation.metrics import Figures, exact_figures, require_columns
 from pg_dpml.evaluation.noisy_error import NoisyError, release_error
-from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import models
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.tables.stamp import owner_stamp
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -143,7 +144,7 @@ def evaluate(
     if clip is not None or definition_is_public or dataset is not None:
         raise SpecError("clip, definition_is_public and dataset go with epsilon: exact figures need none")
     with database.session("REPEATABLE READ") as session:
-        stored = registry.load_model(session, model)
+        stored = models.load_model(session, model)
         relation = look_up_table(session, table)
         require_columns(stored, relation, [stored.encoder["label"]["name"]])
         with owner_stamp(owner):
@@ -191,7 +192,7 @@ def predict(
         If the model, the table or a column does not exist, or the new table does.
     """
     with Database(source, insecure=insecure).session() as session:
-        stored = registry.load_model(session, model)
+        stored = models.load_model(session, model)
         relation = look_up_table(session, table)
         require_columns(stored, relation, [])
         id_column = relation.column(id_column, "id")

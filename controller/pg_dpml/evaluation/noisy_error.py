@@ -18,9 +18,8 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.evaluation.metrics import require_columns
 from pg_dpml.kernels import Noise
-from pg_dpml.ledger import budgets, charging, terms
-from pg_dpml.ledger import models as registry
-from pg_dpml.ledger.charged import run_charged
+from pg_dpml.ledger import budgets, charging, models, terms
+from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.names import shown
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.choice import choose_noise
@@ -74,7 +73,7 @@ class NoisyError:
 class _Release:
     """One noisy error, decided before a row is read."""
 
-    model: registry.Model
+    model: models.Model
     table: SourceTable
     n_rows: int
     clip: float | None
@@ -98,7 +97,7 @@ def release_error(
     clip: float | None,
     definition_is_public: bool,
     dataset: str | None,
-) -> tuple[registry.Model, SourceTable, NoisyError]:
+) -> tuple[models.Model, SourceTable, NoisyError]:
     """Release a model's error on private rows; see `evaluate`.
 
     Returns
@@ -114,7 +113,7 @@ def release_error(
     """
 
     def decide(session: Session) -> _Release:
-        model = registry.load_model(session, name)
+        model = models.load_model(session, name)
         relation = look_up_table(session, table)
         charged_to = dataset or budgets.dataset_of(session, model, relation)
         return _plan(session, model, relation, privacy, clip, definition_is_public, charged_to)
@@ -156,7 +155,7 @@ def _error(release: _Release, noisy: int, charge: int) -> NoisyError:
 
 def _plan(
     session: Session,
-    model: registry.Model,
+    model: models.Model,
     table: SourceTable,
     privacy: PrivacySpec,
     clip: float | None,
@@ -205,7 +204,7 @@ def _plan(
     return release
 
 
-def _require_public_rows(model: registry.Model, table: SourceTable, definition_is_public: bool) -> None:
+def _require_public_rows(model: models.Model, table: SourceTable, definition_is_public: bool) -> None:
     """Refuse what may choose rows, or fail, by a private value."""
     if table.row_security:
         raise GuaranteeError(f"{shown(table.name)} has row-level security, so its rows depend on who asks")
@@ -223,7 +222,7 @@ def _require_public_rows(model: registry.Model, table: SourceTable, definition_i
         )
 
 
-def _clip(model: registry.Model, clip: float | None) -> float | None:
+def _clip(model: models.Model, clip: float | None) -> float | None:
     """The bound on a row's squared error: of label and prediction inside the label's bounds."""
     if model.task != "regression":
         if clip is not None:

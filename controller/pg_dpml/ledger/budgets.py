@@ -16,7 +16,7 @@ from decimal import Decimal
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
-from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import models
 from pg_dpml.ledger.terms import Budget, Entry, Left, short
 from pg_dpml.names import did_you_mean, reads_as, shown, toml_text
 from pg_dpml.privacy.cost import Cost
@@ -122,7 +122,7 @@ def charge_of(session: Session, dataset: str, request: str) -> int | None:
     return found[0][0] if found else None
 
 
-def dataset_of(session: Session, model: registry.Model, table: SourceTable) -> str | None:
+def dataset_of(session: Session, model: models.Model, table: SourceTable) -> str | None:
     """The data set whose budget a model was charged to, if `table` is what it was trained on."""
     if model.charge is None or model.training.get("dataset") != table_name(table):
         return None

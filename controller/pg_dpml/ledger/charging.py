@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.session import Session
 from pg_dpml.errors import BudgetError, DpmlError, ResolutionError, SpecError
-from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import models
 from pg_dpml.ledger.advice import affordable, breach_of
 from pg_dpml.ledger.budgets import (
     charge_of,
@@ -72,7 +72,7 @@ def charge(
     dataset : str or None
         Whose budget to charge; None: that which lists the table, if any does.
     model, method, n_rows, mechanism
-        See `registry.charge`.
+        See `models.charge`.
     at_epsilon : callable
         Guarantee and Gaussian part of this run at another epsilon, for advice; may refuse it.
     request : str or None
@@ -137,7 +137,7 @@ def charge(
                 f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less{less}"
             )
         claim(session, budget, table)
-    entry = registry.charge(
+    entry = models.charge(
         session,
         dataset=table_name(table),
         model=model,

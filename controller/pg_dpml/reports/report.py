@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.evaluation.noisy_error import NoisyError
@@ -28,8 +27,11 @@ from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.runs.train import Alternative, TrainResult
 from pg_dpml.runs.tuning import TuneResult
 from pg_dpml.spec.relation import Relation
+from pg_dpml.tables.stamp import OWNER_ONLY
 
 __all__ = [
+    "COMPARISON_HEAD",
+    "NOT_PRIVATE",
     "WHITENED",
     "Coefficient",
     "coefficients",
@@ -56,6 +58,7 @@ __all__ = [
     "result_text",
     "tuning_record",
     "tuning_text",
+    "unit_text",
 ]
 
 NOT_PRIVATE = "NOT PRIVATE: for comparison only; do not publish this model or its figures."

@@ -12,8 +12,8 @@ from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import Source, resolve
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session
-from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
-from pg_dpml.ledger.charged import failure_text
+from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
+from pg_dpml.ledger.transaction import failure_text
 from pg_dpml.methods.job import Progress
 from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.names import did_you_mean, visible
@@ -24,6 +24,7 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
 from pg_dpml.tables.labels import LeftOut, count_left_out
+from pg_dpml.tables.stamp import owner_stamp
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -21,7 +21,7 @@ from pg_dpml.database.versions import versions
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
-from pg_dpml.ledger.charged import run_charged
+from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
 from pg_dpml.methods.plan import Plan, Problem, noise_record

@@ -21,9 +21,8 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session
 from pg_dpml.errors import SpecError
 from pg_dpml.evaluation import scoring
-from pg_dpml.ledger import charging
-from pg_dpml.ledger import models as registry
-from pg_dpml.ledger.charged import run_charged
+from pg_dpml.ledger import charging, models
+from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.methods.job import Job, Progress, Result
 from pg_dpml.methods.plan import Plan, noise_record
 from pg_dpml.privacy import selection
@@ -173,7 +172,7 @@ def _tune_privately(
 
     def work(
         session: Session, tuning: _Tuning, charged: charging.Charged | None
-    ) -> tuple[registry.Model, Plan, Result, int]:
+    ) -> tuple[models.Model, Plan, Result, int]:
         assert charged is not None
         return _run(session, tuning, charged.entry, report)
 
@@ -182,7 +181,7 @@ def _tune_privately(
         decide=lambda session: _decide_tuning(session, data, privacy, grid, name),
         charge=_charge,
         work=work,
-        store=lambda session, released: registry.store_model(session, released[0]),
+        store=lambda session, released: models.store_model(session, released[0]),
         what="the run",
         undone="no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
@@ -231,7 +230,7 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
 
 
 def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
-    registry.require_new_name(session, tuning.name)
+    models.require_new_name(session, tuning.name)
     candidates = [
         {"method": plan.method, "setting": dict(setting)}
         | ({} if plan.noise is None else noise_record(plan.noise))
@@ -261,7 +260,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
 
 def _run(
     session: Session, tuning: _Tuning, charge: int, report: Progress
-) -> tuple[registry.Model, Plan, Result, int]:
+) -> tuple[models.Model, Plan, Result, int]:
     """Deal out, train, score and choose, in one transaction; the other models end with it."""
     report("pack", 0, 1)
     start_run(session)
@@ -300,7 +299,7 @@ def _tune_on_public_rows(
         budget = charged_problem(session, source, n_units, data, privacy).budget
         # What would be refused on the private rows is refused before any work.
         plan_candidates(source, (n_units,) * len(grid.candidates), data, privacy, grid, budget)
-        registry.require_new_name(session, name)
+        models.require_new_name(session, name)
         public = replace(data, table=table, where=None, definition_is_public=True)
         scores = score_on_public_rows(session, source, public, privacy, grid, budget, report)
     chosen = min(range(len(scores.errors)), key=lambda i: scores.errors[i])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -13,12 +12,8 @@ from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean
 from pg_dpml.spec.dates import parse_moment, seconds_since_epoch
 
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
-
 __all__ = [
+    "LONGEST_LEVEL",
     "as_bound",
     "as_choice",
     "as_flag",

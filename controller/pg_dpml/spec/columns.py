@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import date
@@ -14,11 +13,6 @@ from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 from pg_dpml.spec.checks import (
     as_bound,
     as_choice,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,11 @@ from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 from pg_dpml.spec.checks import as_choice, as_flag, as_table, require_known, require_text, require_whole
 from pg_dpml.spec.columns import DEFAULT_KEYS, MAX_FEATURES, Column, Label
 from pg_dpml.spec.files import left_open, parse_toml, read_text
 
-__all__ = [
-    "DataSpec",
-]
+__all__ = ["MAX_WEIGHTS", "DataSpec"]
 
 NORMS = ("normalize", "clip")
 MAX_WEIGHTS = 2**24

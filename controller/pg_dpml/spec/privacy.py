@@ -3,21 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from pg_dpml.errors import SpecError
+from pg_dpml.spec.checks import as_choice, as_number, require_between
 from pg_dpml.spec.relation import Relation
 
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
-from pg_dpml.spec.checks import as_choice, as_number, require_between
-
-__all__ = [
-    "PrivacySpec",
-]
+__all__ = ["MOST_EPSILON", "PrivacySpec"]
 
 
 MOST_EPSILON = 100.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import enum
 
+__all__ = ["Relation"]
+
 
 class Relation(enum.Enum):
     """Which two tables count as neighbours. In both, the number of rows is fixed and public.

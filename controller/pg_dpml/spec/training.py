@@ -15,7 +15,14 @@ else:
 from pg_dpml.spec.checks import as_choice, as_flag, as_number, require_between, require_whole
 
 __all__ = [
+    "ACCOUNTANTS",
+    "AVERAGES",
+    "LOSSES",
+    "METHODS",
     "NOT_PRIVATE_METHODS",
+    "SCHEDULES",
+    "SGD_OPTIONS",
+    "SOLVERS",
     "TrainSpec",
 ]
 

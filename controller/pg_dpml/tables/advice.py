@@ -12,11 +12,9 @@ from pg_dpml import names
 from pg_dpml.spec.columns import Column
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck
+from pg_dpml.tables.stamp import OWNER_ONLY
 
-__all__ = ["OWNER_ONLY", "advice", "check_record", "check_text"]
-
-OWNER_ONLY = "NOT PRIVATE: for the owner of the data; do not publish"
-"""Stamp of everything that comes from the rows without noise."""
+__all__ = ["advice", "check_record", "check_text"]
 
 _CAUTION = (
     "Use it to find mistakes: a wrong column, another unit, a misspelt level. Do not fit bounds or levels "
