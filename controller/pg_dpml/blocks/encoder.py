@@ -14,7 +14,7 @@ from pg_dpml.errors import SpecError
 from pg_dpml.names import shown, toml_key, visible
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.dates import MOMENTS, moment_number
+from pg_dpml.spec.dates import DATE_KINDS, date_number
 
 __all__ = [
     "MAX_PROJECTION",
@@ -91,7 +91,7 @@ def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
     for key in ("lower", "upper", "mean"):
         value = getattr(column, key)
         if value is not None:
-            entry[key] = moment_number(value, kind, f"{where}: {key}")
+            entry[key] = date_number(value, kind, f"{where}: {key}")
     if column.scale == "standard":
         entry["sd"] = column.sd
     return entry
@@ -129,7 +129,7 @@ def compared_label(label: Label, column_type: ColumnType) -> Label:
         named = [label.positive, label.negative]
         found = as_compared([v for v in named if v is not None], column_type, f"{where}: positive, negative")
         return replace(label, positive=found[0], negative=found[1] if len(found) == 2 else None)
-    if column_type.kind not in ("number", "boolean", *MOMENTS):
+    if column_type.kind not in ("number", "boolean", *DATE_KINDS):
         raise SpecError(
             f"{where}: lower and upper belong to a number or a date, not to {visible(column_type.name)}"
         )
@@ -152,8 +152,8 @@ def encode_label(label: Label, kind: str) -> dict[str, Any]:
     return {
         "name": label.column,
         "kind": "number",
-        "lower": moment_number(label.lower, kind, f"label {shown(label.column)}: lower"),
-        "upper": moment_number(label.upper, kind, f"label {shown(label.column)}: upper"),
+        "lower": date_number(label.lower, kind, f"label {shown(label.column)}: lower"),
+        "upper": date_number(label.upper, kind, f"label {shown(label.column)}: upper"),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean
-from pg_dpml.spec.dates import parse_moment, seconds_since_epoch
+from pg_dpml.spec.dates import parse_date, seconds_since_epoch
 
 __all__ = [
     "LONGEST_LEVEL",
@@ -59,7 +59,7 @@ def as_bound(value: object, name: str) -> float | date | None:
     """A finite float, a date or datetime (also as ISO text), or None."""
     if isinstance(value, date):
         return value
-    return parse_moment(value, name) if isinstance(value, str) else as_number(value, name)
+    return parse_date(value, name) if isinstance(value, str) else as_number(value, name)
 
 
 def require_whole(value: object, name: str, most: int) -> None:

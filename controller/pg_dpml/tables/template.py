@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown, toml_key, toml_text, visible
-from pg_dpml.spec.dates import MOMENTS
+from pg_dpml.spec.dates import DATE_KINDS
 from pg_dpml.spec.files import FILL_IN
 from pg_dpml.tables.constraints import Bound
 from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
@@ -133,7 +133,7 @@ def _label_values(column: CatalogColumn) -> list[str]:
         return ["positive = true"]
     if levels is not None and len(levels) > 1:
         return _class_lines(levels)
-    if kind not in ("number", *MOMENTS):
+    if kind not in ("number", *DATE_KINDS):
         return [f"positive = {toml_text(FILL_IN)}", f"# negative = {toml_text(FILL_IN)}"]
     bounds = _bound_lines(column)
     if (few := _whole_range(column)) is not None:
