@@ -40,7 +40,7 @@ def test_dates_as_text(text: str, meant: date) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "17", "yesterday", "2000-13-01", "Z"])
-def test_texts_that_are_no_moments(text: str) -> None:
+def test_texts_that_are_no_dates(text: str) -> None:
     with pytest.raises(SpecError, match="lower must be a number without quotes, or a date"):
         parse_date(text, "lower")
 

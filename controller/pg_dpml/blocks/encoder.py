@@ -20,6 +20,7 @@ __all__ = [
     "MAX_PROJECTION",
     "as_in_catalog",
     "compared_label",
+    "completed",
     "encode_column",
     "encode_label",
     "feature_names",
@@ -28,7 +29,20 @@ __all__ = [
 
 
 MAX_PROJECTION = 2**26
-"""Entries of a projection matrix, as in udas/spec.c."""
+"""Largest number of entries of a projection matrix, as in udas/spec.c."""
+
+_DEFAULTS: dict[str, Any] = {
+    "scale": "center",
+    "log1p": False,
+    "lower": None,
+    "upper": None,
+    "mean": 0.0,
+    "sd": 1.0,
+    "centered": True,
+    "length": 1,
+    "image": None,
+}
+"""What the keys of a column mean where they are absent, as in udas/spec.c."""
 
 
 def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
@@ -155,6 +169,11 @@ def encode_label(label: Label, kind: str) -> dict[str, Any]:
         "lower": date_number(label.lower, kind, f"label {shown(label.column)}: lower"),
         "upper": date_number(label.upper, kind, f"label {shown(label.column)}: upper"),
     }
+
+
+def completed(column: Mapping[str, Any]) -> dict[str, Any]:
+    """A column of a stored encoder, with the default of every key that is absent or null."""
+    return _DEFAULTS | {key: value for key, value in column.items() if value is not None}
 
 
 def feature_names(column: Mapping[str, Any]) -> list[str]:

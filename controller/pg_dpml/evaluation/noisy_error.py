@@ -19,6 +19,7 @@ from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.evaluation.metrics import require_columns
 from pg_dpml.kernels import Noise
 from pg_dpml.ledger import budgets, charging, models, terms
+from pg_dpml.ledger.records import PrivacyRecord
 from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.names import shown
 from pg_dpml.privacy import resolution
@@ -163,9 +164,10 @@ def _plan(
     dataset: str | None,
 ) -> _Release:
     """Check everything that can be checked without a row, and calibrate."""
-    unit, most = model.privacy.get("unit"), int(model.privacy.get("max_rows_per_unit", 1))
+    trained = PrivacyRecord.from_json(model.privacy)
+    unit, most = trained.unit, trained.max_rows_per_unit
     require_columns(model, table, [model.encoder["label"]["name"]] + ([unit] if unit else []))
-    _require_public_rows(model, table, definition_is_public)
+    _require_public_rows(model, table, unit, definition_is_public)
     delta = privacy.delta or 0.0
     guarantee = Guarantee(privacy.epsilon, delta or resolution.sampler_delta(1), privacy.relation, unit, most)
     n_rows = _count(session, table, guarantee)
@@ -204,11 +206,12 @@ def _plan(
     return release
 
 
-def _require_public_rows(model: models.Model, table: SourceTable, definition_is_public: bool) -> None:
+def _require_public_rows(
+    model: models.Model, table: SourceTable, unit: str | None, definition_is_public: bool
+) -> None:
     """Refuse what may choose rows, or fail, by a private value."""
     if table.row_security:
         raise GuaranteeError(f"{shown(table.name)} has row-level security, so its rows depend on who asks")
-    unit = model.privacy.get("unit")
     used = [model.encoder["label"]["name"], *(column["name"] for column in model.encoder["columns"])]
     used += [unit] if unit else []
     computed = [name for name in used if table.columns[name].virtual]

@@ -17,6 +17,7 @@ from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
 from pg_dpml.ledger import models
+from pg_dpml.ledger.records import TrainingRecord
 from pg_dpml.ledger.terms import Budget, Entry, Left, short
 from pg_dpml.names import did_you_mean, reads_as, shown, toml_text
 from pg_dpml.privacy.cost import Cost
@@ -124,7 +125,7 @@ def charge_of(session: Session, dataset: str, request: str) -> int | None:
 
 def dataset_of(session: Session, model: models.Model, table: SourceTable) -> str | None:
     """The data set whose budget a model was charged to, if `table` is what it was trained on."""
-    if model.charge is None or model.training.get("dataset") != table_name(table):
+    if model.charge is None or TrainingRecord.from_json(model.training).table_name != table_name(table):
         return None
     found = session.fetch(
         sql.SQL("SELECT dataset FROM dpml.budget_entries WHERE charge = %(charge)s"), {"charge": model.charge}

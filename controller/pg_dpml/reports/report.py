@@ -15,6 +15,7 @@ from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.evaluation.noisy_error import NoisyError
 from pg_dpml.ledger.models import Model
+from pg_dpml.ledger.records import PrivacyRecord
 from pg_dpml.ledger.terms import Outlook
 from pg_dpml.methods.plan import Plan, PlannedNoise, noise_record
 from pg_dpml.names import shown, visible
@@ -26,7 +27,6 @@ from pg_dpml.runs.candidates import setting_text
 from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.runs.train import Alternative, TrainResult
 from pg_dpml.runs.tuning import TuneResult
-from pg_dpml.spec.relation import Relation
 from pg_dpml.tables.stamp import OWNER_ONLY
 
 __all__ = [
@@ -77,14 +77,7 @@ def guarantee_of(model: Model) -> Guarantee | None:
     """The guarantee that a stored model was released with."""
     if not model.private:
         return None
-    privacy = model.privacy
-    return Guarantee(
-        privacy["epsilon"],
-        privacy["delta"],
-        Relation(privacy["relation"]),
-        privacy.get("unit"),
-        privacy.get("max_rows_per_unit", 1),
-    )
+    return PrivacyRecord.from_json(model.privacy).guarantee
 
 
 def unit_text(guarantee: Guarantee) -> str:

@@ -21,6 +21,7 @@ from pg_dpml.database.versions import versions
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
+from pg_dpml.ledger.records import PrivacyRecord, TrainingRecord
 from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
 from pg_dpml.methods.job import Job, Method, Progress, Result
@@ -422,7 +423,7 @@ def _made_before(session: Session, charge: int, decided: Plan, name: str) -> Tra
             f"request: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new run "
             "draws new noise and is charged again: give it a new request"
         )
-    return TrainResult(model, decided, model.training["passes"], None)
+    return TrainResult(model, decided, TrainingRecord.from_json(model.training).passes, None)
 
 
 def spent_text(guarantee: Guarantee | None, charge: int | None) -> str:
@@ -488,33 +489,27 @@ def released_model(
         whitening=result.whitening,
         n_features=source.n_features,
         encoder=source.encoder,
-        privacy=_privacy_record(decided),
-        training={
-            "dataset": f"{source.table.schema}.{source.table.name}",
-            "where": source.where,
-            "n_units": decided.problem.n_units,
-            "passes": result.passes,
-            "features": list(source.feature_names),
-            "versions": versions(session),
-        }
-        | decided.work.record(decided.problem.n_units)
-        | ({} if tuning is None else {"tuning": dict(tuning)}),
+        privacy=_privacy_record(decided).to_json(),
+        training=TrainingRecord(
+            table_name=f"{source.table.schema}.{source.table.name}",
+            where=source.where,
+            n_units=decided.problem.n_units,
+            passes=result.passes,
+            features=source.feature_names,
+            versions=versions(session),
+            method=decided.work.record(decided.problem.n_units),
+            tuning=tuning,
+        ).to_json(),
         charge=charge,
         owner=owner,
     )
 
 
-def _privacy_record(decided: Plan) -> dict[str, Any]:
-    unit = {"unit": decided.problem.unit, "max_rows_per_unit": decided.problem.max_rows_per_unit}
+def _privacy_record(decided: Plan) -> PrivacyRecord:
+    protects = decided.problem.unit, decided.problem.max_rows_per_unit
     if decided.guarantee is None or decided.noise is None:
-        return {"private": False} | unit
-    return unit | {
-        "private": True,
-        "epsilon": decided.guarantee.epsilon,
-        "delta": decided.guarantee.delta,
-        "relation": decided.guarantee.relation.value,
-        "noise": noise_record(decided.noise),
-    }
+        return PrivacyRecord(*protects)
+    return PrivacyRecord(*protects, decided.guarantee, noise_record(decided.noise))
 
 
 def run_method(job: Job) -> Result:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pg_dpml.blocks.encoder import completed
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
@@ -147,8 +148,8 @@ def _count(condition: sql.Composable) -> sql.Composed:
 
 def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Composed]:
     """Of a float8 and its bounds; NaN sorts after Infinity."""
-    entry = field.entry
-    lower, upper = entry.get("lower"), entry.get("upper")
+    entry = completed(field.entry)
+    lower, upper = entry["lower"], entry["upper"]
 
     def where(template: str, **numbers: float) -> sql.Composed:
         literals = {name: _literal(number) for name, number in numbers.items()}
@@ -176,7 +177,7 @@ def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Compo
     if entry["kind"] == "boolean":
         return {name: measures[name] for name in ("nulls", "constant")}
     if lower is not None and upper is not None:
-        low, high = _tenths(lower, upper, log1p=entry.get("log1p", False))
+        low, high = _tenths(lower, upper, log1p=entry["log1p"])
         measures |= {
             "below": where("{v} < {bound} AND {v} > {least}", bound=lower),
             "above": where("{v} > {bound} AND {v} < {most}", bound=upper),
@@ -184,7 +185,7 @@ def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Compo
             "lowest_tenth": where("{v} < {bound}", bound=low),
             "highest_tenth": where("{v} > {bound} AND {v} <= {most}", bound=high),
         }
-    if entry.get("scale") == "standard":
+    if entry["scale"] == "standard":
         reach = _FAR_SD * entry["sd"]
         near, far = entry["mean"] - reach, entry["mean"] + reach
         measures["far"] = where("{v} < {near} OR ({v} > {far} AND {v} <= {most})", near=near, far=far)
