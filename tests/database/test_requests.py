@@ -834,7 +834,7 @@ from pg_dpml.cli import main; main()"""
     request = ask(database, "m")
     command = (sys.executable, "-c", broken, *SERVE[3:], of("owner", database))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert re.search(r"^dpml: the run failed by a ValueError at charged\.py:", done.stderr, re.MULTILINE)
+    assert re.search(r"^dpml: the run failed by a ValueError at transaction\.py:", done.stderr, re.MULTILINE)
     state, message, charge = outcome(connection, request)
     assert (done.returncode, state, charge is None) == (0, "failed", False)
     assert "the run failed in dpml, not on the server, and no model was stored" in message

@@ -459,7 +459,7 @@ def test_an_error_that_is_not_the_servers_is_in_our_log(
     )
     (logged,) = caplog.records
     assert (logged.name, logged.levelname, logged.exc_info) == ("pg_dpml", "ERROR", None)
-    places = r"charged\.py:\d+, train\.py:\d+, train\.py:\d+, test_train\.py:\d+"
+    places = r"transaction\.py:\d+, train\.py:\d+, train\.py:\d+, test_train\.py:\d+"
     assert re.fullmatch(f"dpml: the run failed by a ValueError at {places}", logged.getMessage())
     assert "SECRET" not in "".join(traceback.format_exception(failure.value))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""The encoder of a data spec: how the server makes vectors of rows."""
+"""The encoder of a data spec, by which the server turns rows into vectors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
-    """The spec with the exact names of its columns."""
+    """The spec with its columns named exactly as in the catalog."""
     return replace(
         data,
         columns=tuple(replace(column, name=table.column(column.name)) for column in data.columns),
@@ -56,7 +56,13 @@ def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
 
 
 def encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
-    """One entry of the encoder's columns."""
+    """Encode a column of a spec as an entry of the encoder's `columns`.
+
+    Raises
+    ------
+    SpecError
+        If its type has no encoding, or public bounds or levels are missing.
+    """
     where = f"column {shown(column.name)}"
     kind = column_type.kind
     levels = column.levels if column.levels is not None else column_type.enum_labels
@@ -126,6 +132,7 @@ def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
 
 
 def require_levels(column_type: ColumnType, where: str) -> None:
+    """Reject a type whose values cannot be listed."""
     if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
         raise SpecError(
             f"{where}: values of type {visible(column_type.name)} cannot be listed; use a view that casts it "
@@ -134,7 +141,7 @@ def require_levels(column_type: ColumnType, where: str) -> None:
 
 
 def compared_label(label: Label, column_type: ColumnType) -> Label:
-    """The label with its classes as values are compared with them."""
+    """The label, with its classes written as the encoder compares values with them."""
     where = f"label {shown(label.column)}"
     if label.task != "regression":
         require_levels(column_type, where)
@@ -151,7 +158,7 @@ def compared_label(label: Label, column_type: ColumnType) -> Label:
 
 
 def encode_label(label: Label, kind: str) -> dict[str, Any]:
-    """The label as the server's encoder takes it."""
+    """The label as an entry of the encoder."""
     if label.task == "binary":
         return {
             "name": label.column,
@@ -161,7 +168,7 @@ def encode_label(label: Label, kind: str) -> dict[str, Any]:
         }
     if label.task == "multiclass":
         return {"name": label.column, "kind": "classes", "classes": list(label.classes or ())}
-    assert label.lower is not None  # Label sees to both
+    assert label.lower is not None  # Label requires one of the three
     assert label.upper is not None
     return {
         "name": label.column,
@@ -177,7 +184,7 @@ def completed(column: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def feature_names(column: Mapping[str, Any]) -> list[str]:
-    """Names of the features that an encoded column yields."""
+    """Names of the features of an encoded column."""
     if column["kind"] == "category":
         return [f"{column['name']}={level}" for level in column["levels"]]
     if "image" in column:
@@ -194,7 +201,7 @@ def feature_names(column: Mapping[str, Any]) -> list[str]:
 
 
 def stored_values(column: Mapping[str, Any]) -> int:
-    """Most non-zero features one value of a column encodes to."""
+    """Largest number of non-zero features of one encoded value."""
     if column["kind"] == "category":
         return len(column["levels"]) if column["centered"] else 1
     return int(column.get("length", 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What a query of a table reads and calls, by the catalog, and whether any of it was changed."""
+"""The tables, views and functions that a query of a table uses by the catalog, and changes to them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import psycopg
 from psycopg import pq, sql
 
-from pg_dpml.database.adapters import Cursor, Float8Array, text_of, verbatim
+from pg_dpml.database.adapters import Cursor, Float8Array, encodable_text, verbatim
 from pg_dpml.database.failures import is_of_statement, translate
 from pg_dpml.errors import DpmlError, SpecError
 
@@ -53,8 +53,8 @@ _Answer = TypeVar("_Answer")
 class Session:
     """One open connection and its transaction; SQL comes in as `psycopg.sql`, never as a plain f-string.
 
-    Names in it are looked up in pg_catalog alone, so that no schema of the role's search_path can put
-    an operator, a function or a type of its own in their place; `owners_path` is for the owner's SQL.
+    Names in that SQL are looked up in pg_catalog alone, so that no schema of the role's search_path can
+    replace an operator, a function or a type by one of its own; `owners_path` is for the owner's SQL.
     """
 
     def __init__(self, driver: psycopg.Connection[Any]) -> None:
@@ -96,13 +96,13 @@ class Session:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """One transaction of a session at isolation AUTOCOMMIT, which has none of its own."""
+        """Run one transaction in a session at isolation AUTOCOMMIT, which has none of its own."""
         with self.driver.transaction():
             self._settle()
             yield
 
     def _settle(self) -> None:
-        # Local, here and below: a pooler in transaction mode gives the connection to others.
+        # Settings are local, here and below: a pooler in transaction mode lends the connection to others.
         set_config = sql.SQL("pg_catalog.set_config({}, {}, true)")
         settings = [
             set_config.format(sql.Literal(name), sql.Literal(value)) for name, value in _SETTINGS.items()
@@ -121,11 +121,11 @@ class Session:
 
     @contextmanager
     def owners_path(self) -> Iterator[None]:
-        """A part whose statements read the owner's table, by a filter or view that may use the role's path.
+        """Look names up by the role's search_path, for the owner's filter or view; pg_catalog stays in front.
 
-        pg_catalog stays in front. Functions must be qualified even so, and operators be built in for
-        exactly the types they get: a closer match in another schema would be taken for them. An
-        exception undoes the whole transaction.
+        Functions must be qualified even so, and operators must be built in for exactly the types of their
+        operands: PostgreSQL prefers a closer match in another schema. An exception undoes the whole
+        transaction.
         """
         own = [self._path] if self._path.strip() else []
         self._search(", ".join(["pg_catalog", *own, "pg_temp"]))
@@ -134,19 +134,19 @@ class Session:
 
     @contextmanager
     def role_path(self) -> Iterator[None]:
-        """A part that looks up names as a user wrote them; functions must be qualified, operators absent."""
+        """Look names up as for the user who wrote them; functions must be qualified, operators absent."""
         self._search(self._path)
         yield
         self._search(_SAFE_PATH)
 
     def execute(self, query: Query, parameters: Mapping[str, Any] | None = None) -> int:
-        """Run one statement; the number of rows it touched. A percent sign in `sql.SQL` is written twice."""
-        with text_of():
+        """Run one statement and return how many rows it touched; write a percent sign in `sql.SQL` twice."""
+        with encodable_text():
             return int(self._run(query, parameters).rowcount)
 
     def fetch(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run one query; its rows. A percent sign in `sql.SQL` is written twice."""
-        with text_of():
+        """Run one query and return its rows; write a percent sign in `sql.SQL` twice."""
+        with encodable_text():
             return self._run(query, parameters).fetchall()
 
     def _run(self, query: Query, parameters: Mapping[str, Any] | None) -> Cursor:
@@ -160,12 +160,13 @@ class Session:
         return rows[0]
 
     def must_last(self, at_stake: str) -> None:
-        """Once committed, this transaction outlives a crash of the server, whatever the role's settings.
+        """Make the commit outlive a crash of the server, whatever the role's settings.
 
         Parameters
         ----------
         at_stake : str
-            What is not known if the answer to the commit is lost, and how to find out.
+            Message for the user if the answer to the commit is lost: what may have been written, and how to
+            find out.
         """
         self.at_stake = at_stake
         self.execute(
@@ -176,7 +177,7 @@ class Session:
         )
 
     def attempt(self, queries: Callable[[], _Answer]) -> _Answer | DpmlError:
-        """Run queries of which an error of the server undoes them alone, and is returned."""
+        """Run queries; an error of the server undoes only them, and is returned instead of raised."""
         try:
             with self.driver.transaction():  # a savepoint
                 return queries()
@@ -187,10 +188,10 @@ class Session:
 
     @contextmanager
     def discarded(self) -> Iterator[None]:
-        """A part of the transaction that is undone at its end: what it made is gone, what it dropped is back.
+        """Undo all statements of the block at its end.
 
-        The disk space is free at once, which a DROP would see to only when the transaction ends. An
-        exception undoes the whole transaction.
+        Disk space is freed at once, while DROP would free it only when the transaction ends. An exception
+        undoes the whole transaction.
         """
         self.execute(sql.SQL("SAVEPOINT discarded"))
         yield
@@ -198,14 +199,14 @@ class Session:
         self.execute(sql.SQL("RELEASE SAVEPOINT discarded"))
 
     def copy_row(self, table: sql.Identifier, types: Sequence[str], values: Sequence[Any]) -> None:
-        """Append one row by COPY: its values are in no statement, so no log of statements has them.
+        """Append one row by COPY: its values are in no statement, so a log of statements never has them.
 
-        Arrays are of floats, as ndarray or list.
+        Arrays hold floats, as ndarray or list.
         """
         arrays = (list, np.ndarray)
         row = [Float8Array(np.asarray(v)) if isinstance(v, arrays) else v for v in values]
         command = self._escaped(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table))
-        with text_of(), Cursor(self.driver) as cursor, cursor.copy(command) as copy:
+        with encodable_text(), Cursor(self.driver) as cursor, cursor.copy(command) as copy:
             copy.set_types(types)
             copy.write_row(row)
 
@@ -217,9 +218,9 @@ class Session:
         GuaranteeError
             If row-level security would hide rows of a table that the query reads, itself or by a view.
         SpecError
-            With the text `failed` in place of a server's error that may quote a row.
+            With the text `failed`, instead of a server's error that may quote a row.
         """
-        # Without a row first, for what that says of names, types and rights.
+        # First without reading a row: errors about names, types and rights may be shown then.
         self.execute(sql.SQL("SET LOCAL row_security = off"))  # an error in place of hidden rows
         self.require_readable(query, failed)
         self.execute(sql.SQL("SET LOCAL row_security = on"))
@@ -229,15 +230,15 @@ class Session:
     def require_readable(
         self, query: Query, failed: str, parameters: Mapping[str, Any] | None = None
     ) -> None:
-        """Let the server plan a query that has the owner's SQL, and read no row.
+        """Let the server plan, but not run, a query that contains the owner's SQL.
 
         Raises
         ------
         SpecError
-            With the text `failed` in place of a server's error, unless that is about names, types or rights
-            of the query itself.
+            With the text `failed`, instead of a server's error that is not about names, types or rights in
+            the query itself.
         """
-        # Planning is enough for an error to quote a value: operators are tried on what ANALYZE has kept.
+        # An error of planning can quote a value: the planner applies operators to values that ANALYZE kept.
         self._quoting_no_row(sql.SQL("EXPLAIN ") + query, parameters, failed, is_of_statement)
 
     def _quoting_no_row(
@@ -245,24 +246,24 @@ class Session:
         query: Query,
         parameters: Mapping[str, Any] | None,
         failed: str,
-        but: Callable[[psycopg.Error], bool] = lambda error: False,
+        may_show: Callable[[psycopg.Error], bool] = lambda error: False,
     ) -> list[tuple[Any, ...]]:
-        """The rows of a query with the owner's SQL: `failed` is said instead of errors, `but` for some."""
+        """Run a query that contains the owner's SQL; only errors that `may_show` admits keep their text."""
         try:
             with self.owners_path():
                 return self.fetch(query, parameters)
         except psycopg.OperationalError:  # no connection, cancelled, out of resources
             raise
         except psycopg.Error as error:
-            if but(error):
+            if may_show(error):
                 raise
-        # Outside the except block: the server's error, which may quote a row, is no part of this one.
+        # Outside the except block, so that this error does not carry the server's, which may quote a row.
         refusal = SpecError(failed)
         refusal.by_server = True
         raise refusal
 
     def _escaped(self, query: sql.Composable) -> sql.Composed:
-        """With the percent signs of identifiers and literals doubled: psycopg looks for placeholders."""
+        """Double the percent signs in identifiers and literals, which psycopg would take for placeholders."""
         if isinstance(query, sql.Composed):
             return sql.Composed([self._escaped(part) for part in query])
         if isinstance(query, sql.Identifier | sql.Literal):

@@ -123,7 +123,7 @@ def release_error(
         charged_to = dataset or budgets.dataset_of(session, release.model, release.table)
         return _charge(session, release, charged_to)
 
-    def released(session: Session, release: _Release, charged: charging.Charged | None) -> int:
+    def body(session: Session, release: _Release, charged: charging.Charged | None) -> int:
         with session.owners_path():
             total = int(session.fetch_one(_sum(release), {"model": name})[0])
         return sums.release_sum(total, release.noise, Noise())
@@ -132,7 +132,7 @@ def release_error(
         database,
         decide=decide,
         charge=charge,
-        work=released,
+        body=body,
         store=None,
         what="the evaluation",
         undone="nothing was released",

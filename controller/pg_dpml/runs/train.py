@@ -253,7 +253,7 @@ def train_model(
             registry.require_new_name(session, name)
         return charged
 
-    def work(
+    def body(
         session: Session, begun: tuple[Source, Plan], charged: charging.Charged | None
     ) -> tuple[registry.Model, int | None]:
         entry = None if charged is None else charged.entry
@@ -263,7 +263,7 @@ def train_model(
         database,
         decide=begin,
         charge=None if privacy is None else charge,
-        work=work,
+        body=body,
         store=lambda session, released: registry.store_model(session, released[0]),
         what="the run",
         undone="no model was stored",

@@ -170,7 +170,7 @@ def _tune_privately(
 ) -> TuneResult:
     started = time.monotonic()
 
-    def work(
+    def body(
         session: Session, tuning: _Tuning, charged: charging.Charged | None
     ) -> tuple[models.Model, Plan, Result, int]:
         assert charged is not None
@@ -180,7 +180,7 @@ def _tune_privately(
         database,
         decide=lambda session: _decide_tuning(session, data, privacy, grid, name),
         charge=_charge,
-        work=work,
+        body=body,
         store=lambda session, released: models.store_model(session, released[0]),
         what="the run",
         undone="no model was stored",

@@ -19,7 +19,8 @@ __all__ = ["MAX_WEIGHTS", "DataSpec"]
 NORMS = ("normalize", "clip")
 MAX_WEIGHTS = 2**24
 """Features times classes. A state of several such arrays stays below 1 GB, PostgreSQL's largest value."""
-MAX_BLUR = 2**26  # pixels that the blurred pixels of a row look at
+MAX_BLUR = 2**26
+"""Largest number of pixels that are read to blur the images of a row."""
 MAX_ROWS_PER_UNIT = 10**6
 
 
@@ -43,16 +44,16 @@ class DataSpec:
     norm : str
         "normalize" (every row to norm 1) or "clip" (only longer rows).
     projection : int or None
-        Project the features to so many by a Gaussian random matrix.
+        Number of features after projection by a Gaussian random matrix; None: no projection.
     projection_seed : int
-        Its seed, public and stored with the model.
+        Seed of the matrix, public and stored with the model.
     unit : str or None
         Column whose equal values are one unit of privacy, such as a patient;
         None: every row is one.
     max_rows_per_unit : int
-        At most so many rows of a unit are used.
+        Largest number of rows of a unit that are used.
     dataset : str or None
-        Name of the budget that runs are charged to; None: that which lists `table`, if any does.
+        Name of the budget that runs are charged to; None: the budget that lists `table`, if there is one.
 
     Notes
     -----
@@ -115,7 +116,7 @@ class DataSpec:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> DataSpec:
-        """The spec of a parsed TOML document; unknown keys are refused by name."""
+        """The spec of a parsed TOML document; an unknown key is an error that names it."""
         own = ("table", "dataset", "where", "definition_is_public", "unit", "max_rows_per_unit")
         allowed = (*own, "label", "defaults", "columns", "features")
         require_known(given, allowed, "data spec")
@@ -148,7 +149,7 @@ class DataSpec:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> DataSpec:
-        """The spec of a TOML document; `where` it is from is said in errors."""
+        """The spec of a TOML document; errors begin with `where`, its origin."""
         document = parse_toml(text, where)
         missing = list(left_open(document, ""))
         if missing:

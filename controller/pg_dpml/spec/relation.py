@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""The neighbouring relation a guarantee is about."""
+"""The neighbouring relation of a guarantee."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """Rows whose label is not declared: how many, and which values they have instead.
 
-The numbers are exact and not private: for the owner of the rows alone, unless the rows are public.
+The counts are exact and not private: only the owner of the rows may see them, unless the rows are public.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["LeftOut", "count_left_out", "count_undeclared", "label_field"]
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows that are in no figure, because their label is not declared.
+    """Rows left out of all figures because their label is not declared.
 
     Attributes
     ----------
     nulls : int
         Rows whose label is NULL.
     undeclared : int
-        Rows whose label is another value that is not declared; NaN, where a number is predicted.
+        Rows whose label is another undeclared value; NaN, if a number is predicted.
     undeclared_values : tuple of ValueCount
         The most frequent of these values.
     empty_classes : tuple of str
@@ -51,12 +51,12 @@ class LeftOut:
 
     @property
     def n_rows(self) -> int:
-        """Rows left out in all."""
+        """Number of all rows left out."""
         return self.nulls + self.undeclared
 
 
 def label_field(encoder: Mapping[str, Any], types: Mapping[str, ColumnType]) -> Field:
-    """The label as if it were one of the encoder's columns."""
+    """The label as a field, like one of the encoder's columns."""
     label = encoder["label"]
     entry = {"name": label["name"]}
     if label["kind"] == "number":
@@ -68,7 +68,7 @@ def label_field(encoder: Mapping[str, Any], types: Mapping[str, ColumnType]) -> 
 
 
 def count_left_out(session: Session, source: Source) -> LeftOut:
-    """The rows of a table that have no declared label, by the table's encoder."""
+    """Count the rows of a table that have no declared label, by the table's encoder."""
     field = label_field(source.encoder, source.table.columns)
     if field.entry["kind"] == "numeric":
         numbers = count_numbers(session, source, [field])[field.name]
@@ -93,7 +93,7 @@ def count_undeclared(
     condition: sql.Composable,
     parameters: Mapping[str, Any],
 ) -> LeftOut:
-    """The rows t of a table that fulfil a condition, by the label that they have; one pass over the table."""
+    """Count the rows t of a table that fulfil a condition by label, in one pass over the table."""
     rows = session.fetch(
         sql.SQL(
             "SELECT pg_catalog.left(g.value, {characters}), g.rows, g.rows_alike FROM (SELECT v.*, "

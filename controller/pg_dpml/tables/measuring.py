@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Statements that count, over all rows, what an encoder silently puts right.
+"""Counting, over all rows, the values that an encoder silently changes or leaves out.
 
-They ask the encoder's own functions what it reads. Their results are exact and not private: for the
-owner of the rows alone.
+The queries read values with the encoder's own functions. The counts are exact and not private: only the owner
+of the rows may see them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Field:
     ----------
     type : ColumnType
     entry : mapping
-        As in the encoder's columns, of kind "numeric", "boolean", "category" or "array".
+        The column in the encoder, of kind "numeric", "boolean", "category" or "array".
     """
 
     type: ColumnType
@@ -59,18 +59,18 @@ class Field:
 
     @property
     def name(self) -> str:
-        """Of the column."""
+        """Name of the column."""
         return str(self.entry["name"])
 
     @property
     def identifier(self) -> sql.Identifier:
-        """In a query whose table is t."""
+        """The column in a query whose table is t."""
         return sql.Identifier("t", self.name)
 
 
 @dataclass(frozen=True)
 class ValueCount:
-    """A value and the rows that have it."""
+    """A value and the number of rows that have it."""
 
     value: str
     rows: int
@@ -78,7 +78,7 @@ class ValueCount:
 
 @dataclass(frozen=True)
 class LevelCounts:
-    """Rows of a column's declared levels, in their order, and of other values."""
+    """Number of rows of each declared level of a column, in order, and of other values."""
 
     nulls: int
     levels: tuple[int, ...]
@@ -90,7 +90,7 @@ class LevelCounts:
 
 
 def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> dict[str, dict[str, int]]:
-    """Measures of numbers, booleans and arrays by name; one pass over the table."""
+    """Measure numbers, booleans and arrays in one pass over the table; results by column name."""
     read: list[sql.Composable] = []
     measures = []
     for i, field in enumerate(fields):
@@ -116,7 +116,7 @@ def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> 
 
 
 def count_values(session: Session, source: Source, field: Field, most: int) -> tuple[ValueCount, ...]:
-    """The different numbers that a column has, in their order; empty where they are more than `most`."""
+    """The different numbers in a column, in order; empty if there are more than `most`."""
     rows = session.fetch(
         sql.SQL("SELECT c.value, pg_catalog.count(*) FROM (SELECT {} AS value ").format(_read(field))
         + from_clause(source)
@@ -136,7 +136,7 @@ def _number_text(value: float, field: Field) -> str:
 
 
 def _read(field: Field) -> sql.Composed:
-    """What the encoder reads: a float8, or an array of them with NULL for what it leaves out."""
+    """The value as the encoder reads it: a float8, or an array of float8 with NULL for omitted elements."""
     if field.entry["kind"] == "array":
         return sql.SQL("dpml.numbers({}, {})").format(field.identifier, sql.Literal(field.entry["length"]))
     return sql.SQL("dpml.number({})").format(field.identifier)
@@ -147,7 +147,7 @@ def _count(condition: sql.Composable) -> sql.Composed:
 
 
 def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Composed]:
-    """Of a float8 and its bounds; NaN sorts after Infinity."""
+    """Measures of a float8 against its bounds; NaN sorts after Infinity."""
     entry = completed(field.entry)
     lower, upper = entry["lower"], entry["upper"]
 
@@ -197,7 +197,7 @@ def _literal(number: float) -> sql.Composed:
 
 
 def _tenths(lower: float, upper: float, *, log1p: bool) -> tuple[float, float]:
-    """Where the lowest tenth of the scaled range ends and the highest begins."""
+    """End of the lowest tenth and beginning of the highest tenth of the scaled range."""
     if not log1p:
         return 0.9 * lower + 0.1 * upper, 0.1 * lower + 0.9 * upper
     low, high = math.log1p(lower), math.log1p(upper)
@@ -214,7 +214,7 @@ def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) 
         end if entry[key] is None else entry[key]
         for key, end in (("lower", -sys.float_info.max), ("upper", sys.float_info.max))
     )
-    # NULL if an element is NULL and no other is outside.
+    # NULL if an element is NULL and all others are inside.
     inside = sql.SQL("({lower} <= ALL ({v}) AND {upper} >= ALL ({v}))").format(
         lower=_literal(lower), upper=_literal(upper), v=value
     )
@@ -228,10 +228,10 @@ def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) 
 
 
 def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> dict[str, LevelCounts]:
-    """Rows by level of at most `COLUMNS_PER_QUERY` categories; one pass over the table.
+    """Count rows by level of at most `COLUMNS_PER_QUERY` categories in one pass over the table.
 
-    The encoder itself says which level a value is. It compares text byte by byte, so what
-    another collation calls equal is counted apart.
+    The encoder itself decides which level a value is. It compares text byte by byte, so values that are equal
+    by another collation are counted separately.
     """
     if not fields:
         return {}
@@ -277,7 +277,7 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
 
 
 def by_bytes(field: Field) -> sql.Composed:
-    """A column whose equal values are equal to the encoder; of an enum, whatever domain it has."""
+    """The column such that values are equal if they are for the encoder; an enum loses its domain."""
     if field.type.kind == "enum":
         return sql.SQL("coalesce({}, NULL)").format(field.identifier)  # NULL takes the domain off
     collation = sql.SQL(' COLLATE pg_catalog."C"' if field.type.collated else "")
@@ -285,7 +285,7 @@ def by_bytes(field: Field) -> sql.Composed:
 
 
 def value_text(field: Field, value: sql.Composable) -> sql.Composed:
-    """The owner of an enum could have made the cast to text a function of their own."""
+    """The value as text; for an enum not by a cast, which its owner could have defined."""
     text = "pg_catalog.textin(pg_catalog.enum_out({}))" if field.type.kind == "enum" else "{}::text"
     return sql.SQL(text).format(value)
 
@@ -317,7 +317,7 @@ def _by_field(fields: Sequence[Field], rows: Sequence[tuple[Any, ...]]) -> dict[
 
 
 def count_units(session: Session, source: Source, column: str, most: int) -> tuple[int, int, int, int]:
-    """Values of a column, rows of the most frequent, values with several, and rows beyond `most` each."""
+    """Numbers of values, of rows of the most frequent, of values with several rows, of rows beyond `most`."""
     units, most_rows, several, beyond = session.fetch_one(
         sql.SQL(
             "SELECT pg_catalog.count(*), coalesce(pg_catalog.max(u.rows), 0), "
