@@ -13,8 +13,9 @@ from pg_dpml.errors import (
 from pg_dpml.evaluation.evaluate import Evaluation, evaluate, predict
 from pg_dpml.runs.compare import Comparison, ComparisonEntry, compare
 from pg_dpml.runs.grid import Grid
+from pg_dpml.runs.public_scores import PublicScores
 from pg_dpml.runs.train import TrainResult, plan, train
-from pg_dpml.runs.tuning import PublicScores, TuneResult, tune
+from pg_dpml.runs.tuning import TuneResult, tune
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec

@@ -14,18 +14,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from pg_dpml.names import visible_lines
+
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_PIPE",
+    "EXIT_TERMINATED",
+    "BudgetError",
+    "CommitLostError",
+    "DpmlError",
+    "GuaranteeError",
+    "ResolutionError",
+    "RunFailedError",
+    "RunInterrupted",
+    "SpecError",
+    "UnavailableError",
+]
 
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
-"""Nobody read the output to its end: as of a program that SIGPIPE has ended."""
+"""The reader of the output closed it early: the exit code of a program that SIGPIPE ended."""
 EXIT_TERMINATED = 143
-
-OWNER_ONLY = "NOT PRIVATE: exact figures of private rows, for their owner's eyes only; do not publish them."
-"""Stamp of figures, and of errors, that come from private rows without noise."""
 
 
 class DpmlError(Exception):
@@ -34,14 +43,15 @@ class DpmlError(Exception):
     Parameters
     ----------
     message : str
-        What is in it and cannot be seen, or would steer a terminal, is escaped.
+        Characters that cannot be seen, or would steer a terminal, are escaped.
 
     Attributes
     ----------
     cause : str or None
-        What befell server or connection, in words of ours, which quote no row; None for anything else.
+        Cause of a server or connection failure, in fixed wording that never contains row values; None for
+        other errors.
     by_server : bool
-        Whether the server raised it, whose log then has it in full.
+        Whether the server raised the error, so that its log has the full text.
     """
 
     exit_code = 1
@@ -65,24 +75,24 @@ class UnavailableError(DpmlError):
 
 
 class BudgetError(DpmlError):
-    """Refused by the budget of the data set, or by terms of its owner; nothing was charged."""
+    """The budget of the data set, or the terms of its owner, do not allow the run; nothing was charged."""
 
     exit_code = 4
 
 
 class GuaranteeError(DpmlError):
-    """Refused because a condition of the guarantee does not hold."""
+    """A condition of the guarantee does not hold."""
 
     exit_code = 5
 
 
 class ResolutionError(GuaranteeError):
-    """Refused because epsilon is so small that the noise would outgrow the precision of its sampler.
+    """Epsilon is so small that the noise would outgrow the precision of its sampler.
 
     Attributes
     ----------
     least : float or None
-        The least epsilon that is not, where it was looked for.
+        The least epsilon that is large enough; None where none was looked for.
     """
 
     least: float | None = None
@@ -97,7 +107,7 @@ class RunFailedError(DpmlError):
 
 
 class CommitLostError(RunFailedError):
-    """The answer to a commit was lost: whether a charge, or a model, was written is not known."""
+    """The answer to a commit was lost: it is unknown whether a charge, or a model, was written."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -107,26 +117,9 @@ class RunInterrupted(KeyboardInterrupt):
     ----------
     message : str
     interrupt : type
-        Of the exception that ended the run.
+        The exception that ended the run.
     """
 
     def __init__(self, message: str, interrupt: type[BaseException]) -> None:
         super().__init__(message)
         self.interrupt = interrupt
-
-
-@contextmanager
-def owner_stamp(owner: bool) -> Iterator[None]:
-    """Stamp a `SpecError` that was found by looking at private rows, if it is for their owner alone.
-
-    Parameters
-    ----------
-    owner : bool
-        Whether the rows are private; errors about public rows stay as they are.
-    """
-    try:
-        yield
-    except SpecError as error:
-        if not owner:
-            raise
-        raise SpecError(f"{str(error).rstrip('.')}. {OWNER_ONLY}") from None

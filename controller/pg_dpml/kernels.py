@@ -39,7 +39,11 @@ __all__ = [
     "Noise",
     "Schedule",
     "Sensitivity",
+    "ffi",
+    "lib",
     "noise_grid",
+    "pointer",
+    "require",
     "sensitivity",
 ]
 

@@ -224,6 +224,24 @@ def test_public_names() -> None:
         assert getattr(pg_dpml, name).__doc__, name
 
 
+def listed(module: str) -> list[str]:
+    """`__all__` as it is written."""
+    for node in ast.parse(MODULES[module].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_listed_names_are_imported(module: str) -> None:
+    for name in imports(MODULES[module]):
+        below = name.removeprefix("pg_dpml.")
+        exporter, _, imported = below.rpartition(".")
+        if name.startswith("pg_dpml.") and below not in MODULES and exporter in MODULES:
+            assert imported in listed(exporter), name
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if MODULES[name].name != "__init__.py"])
 def test_all_names_exist_and_are_documented(name: str) -> None:
     module = __import__(f"pg_dpml.{name}", fromlist=["_"])

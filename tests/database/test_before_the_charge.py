@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import pg_dpml
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.errors import DpmlError, RunFailedError, SpecError
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.spec.columns import Column, Label

@@ -24,7 +24,8 @@ from typer.testing import CliRunner, Result
 import people
 import pg_dpml
 from people import create_people, make_people
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session
 from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
@@ -104,7 +105,7 @@ def charge_in(
 ) -> charging.Charged:
     return charging.charge(
         session,
-        session.relation(table),
+        look_up_table(session, table),
         guarantee,
         None,
         at_epsilon=lambda epsilon: (replace(guarantee, epsilon=epsilon), None),
@@ -205,7 +206,7 @@ def test_a_stale_snapshot_charges_nothing(database: str) -> None:
 
     def charge_late() -> None:
         with Database(database).session("REPEATABLE READ") as session:
-            session.relation("people")  # takes the snapshot
+            look_up_table(session, "people")  # takes the snapshot
             charge(database)
             charge_in(session)
 
@@ -833,7 +834,7 @@ def test_a_charge_and_an_opening_do_not_both_happen(
     def late() -> str:
         try:
             with Database(database).session(isolation) as session:
-                session.relation("people")  # takes the snapshot
+                look_up_table(session, "people")  # takes the snapshot
                 ready.set()
                 go.wait(30)
                 steps[second](session)
@@ -943,7 +944,7 @@ def test_a_table_is_not_in_a_second_budget(
     with pytest.raises(GuaranteeError, match="belongs to data set census, not second"):
         charge(database, dataset="second", table=other)
     with Database(database).session() as session:
-        found = claims.budget_of(session, session.relation(other), None)
+        found = claims.budget_of(session, look_up_table(session, other), None)
         assert (None if found is None else found.dataset) == ("census" if listed else None)
 
 
@@ -959,7 +960,7 @@ def test_a_refused_second_budget_is_told_by_names_as_they_are_typed(
             open_budget_named(database, "the second", tables=('wards."My Visits"',))
         assert str(refused.value).startswith('table "My Visits", or')
         with Database(database).session() as session:
-            assert session.relation("wards.My Visits").name == "My Visits"
+            assert look_up_table(session, "wards.My Visits").name == "My Visits"
     finally:
         connection.execute("DROP SCHEMA wards CASCADE")
 
@@ -1072,7 +1073,7 @@ def test_of_ten_budgets_on_one_table_one_is_opened(
     def ask(number: int) -> bool:
         try:
             with Database(database).session(isolation) as session:
-                session.relation("people")  # takes the snapshot
+                look_up_table(session, "people")  # takes the snapshot
                 start.wait()
                 if by_charge:
                     charge_in(session, dataset=f"b{number}")

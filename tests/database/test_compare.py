@@ -22,17 +22,18 @@ from pg_dpml import DataSpec, Relation, cli
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session, sql
-from pg_dpml.errors import OWNER_ONLY, DpmlError, GuaranteeError, RunFailedError, SpecError
+from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.reports import report
 from pg_dpml.reports.html import comparison_html
-from pg_dpml.runs.compare import MAJORITY
+from pg_dpml.runs.compare import MAJORITY, default_methods
 from pg_dpml.tables.measuring import ValueCount
+from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.job import Job
 from pg_dpml.training.method import methods
 from sqltools import scalar
 
 # The package's function of the same name hides the module.
-COMPARE = importlib.import_module("pg_dpml.runs.compare")
+SPLITS = importlib.import_module("pg_dpml.runs.splits")
 
 N = 503
 METHODS = ("bolt-on", "noiseless")
@@ -67,7 +68,7 @@ class Spy:
         self.sizes: list[Sequence[int]] = []
         self.portions: list[list[tuple[FloatArray, FloatArray]]] = []
         self.models: list[Any] = []
-        pack_portions, run_method = COMPARE.pack_portions, COMPARE.run_method
+        pack_portions, run_method = SPLITS.pack_portions, SPLITS.run_method
 
         def spied_portions(session: Session, source: Source, sizes: Sequence[int]) -> list[PackedRows]:
             packed: list[PackedRows] = pack_portions(session, source, sizes)
@@ -83,8 +84,8 @@ class Spy:
             self.models.append((len(self.portions) - 1, job.plan, result))
             return result
 
-        monkeypatch.setattr(COMPARE, "pack_portions", spied_portions)
-        monkeypatch.setattr(COMPARE, "run_method", spied_run)
+        monkeypatch.setattr(SPLITS, "pack_portions", spied_portions)
+        monkeypatch.setattr(SPLITS, "run_method", spied_run)
 
 
 def unpacked(session: Session, packed: PackedRows) -> tuple[FloatArray, FloatArray]:
@@ -248,7 +249,7 @@ def test_what_auto_chooses_is_one_run(database: str, monkeypatch: pytest.MonkeyP
 
 
 def test_the_minimiser_alone_stands_for_no_privacy_by_default() -> None:
-    not_private = [method for method in COMPARE.default_methods() if not methods()[method].private]
+    not_private = [method for method in default_methods() if not methods()[method].private]
     assert not_private == ["lbfgs"]
 
 
@@ -349,7 +350,7 @@ def test_our_own_errors_on_private_rows_quote_none(
     def fail(*_: Any) -> None:
         raise ValueError("SECRET")
 
-    monkeypatch.setattr(importlib.import_module("pg_dpml.runs.compare"), "run_method", fail)
+    monkeypatch.setattr(SPLITS, "run_method", fail)
     with pytest.raises(RunFailedError, match="failed in dpml, not on the server, and nothing was") as failure:
         pg_dpml.compare(database, people.spec(), methods=["bolt-on"], splits=1, owner=True)
     assert "the comparison failed by a ValueError at compare.py:" in caplog.text
@@ -364,7 +365,7 @@ def test_interrupted(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(job)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(COMPARE, "run_method", interrupt)
+    monkeypatch.setattr(SPLITS, "run_method", interrupt)
     with pytest.raises(KeyboardInterrupt):
         pg_dpml.compare(database, people.spec(), methods=["bolt-on"], owner=True)
     assert len(calls) == 1
@@ -445,7 +446,7 @@ def test_command_refuses(
     words: str,
 ) -> None:
     """Before anything is trained."""
-    monkeypatch.setattr(COMPARE, "run_method", lambda job: pytest.fail("a model was trained"))
+    monkeypatch.setattr(SPLITS, "run_method", lambda job: pytest.fail("a model was trained"))
     result = run(database, spec_file, *arguments)
     assert result.exit_code == code
     assert words in result.stderr

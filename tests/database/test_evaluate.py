@@ -17,11 +17,13 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec
-from pg_dpml.errors import OWNER_ONLY, GuaranteeError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.noise import sums
 from pg_dpml.reports import report
-from pg_dpml.tables.measuring import LeftOut, ValueCount
+from pg_dpml.tables.labels import LeftOut
+from pg_dpml.tables.measuring import ValueCount
+from pg_dpml.tables.stamp import OWNER_ONLY
 from sqltools import scalar
 
 NOISY = importlib.import_module("pg_dpml.evaluation.noisy_error")
@@ -437,7 +439,7 @@ def test_interrupted(database: str, connection: psycopg.Connection, monkeypatch:
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NOISY.sums, "release_sum", interrupt)
+    monkeypatch.setattr(sums, "release_sum", interrupt)
     with pytest.raises(RunInterrupted, match="stays charged"):
         pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(1.0))
     assert len(charges(connection)) == 1

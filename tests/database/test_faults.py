@@ -30,7 +30,7 @@ import people
 import pg_dpml
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
 from pg_dpml.ledger import models as registry

@@ -16,7 +16,7 @@ from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.ledger import opening
-from pg_dpml.runs import requests
+from pg_dpml.runs import datasets, requests
 from sqltools import empty_registry, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)
@@ -359,7 +359,7 @@ def test_the_service_lends_no_such_right(database: str, connection: psycopg.Conn
 
     def register() -> None:
         with Database(alice).session() as session:
-            requests.register(session, "parts", SPEC)
+            datasets.register(session, "parts", SPEC)
 
     def asked(model: str) -> tuple[str, str | None]:
         options = '{"privacy": {"epsilon": 1, "delta": 1e-6}, "training": {"method": "bolt-on"}}'

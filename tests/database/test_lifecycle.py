@@ -22,7 +22,7 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from catalogs import Snapshot, differences, snapshot
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.server import extension, maintenance
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, prebuilt_module

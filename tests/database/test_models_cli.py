@@ -25,8 +25,9 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
+from pg_dpml.database.session import Session
 from pg_dpml.ledger import models as registry
 from pg_dpml.server import maintenance
 from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
@@ -528,11 +529,13 @@ def test_the_doctor_sees_poolers_and_open_networks() -> None:
     """What no server of the tests can show."""
 
     def session(address: str, process: int, tls: bool) -> Any:
-        driver = SimpleNamespace(
+        made: Any = Session.__new__(Session)
+        made.driver = SimpleNamespace(
             info=SimpleNamespace(hostaddr=address, backend_pid=process),
             pgconn=SimpleNamespace(ssl_in_use=tls),
         )
-        return SimpleNamespace(driver=driver, fetch_one=lambda query: (1,))
+        made.fetch_one = lambda query: (1,)
+        return made
 
     assert "transaction mode" in maintenance._pooler(session("127.0.0.1", 2, False)).note
     assert maintenance._pooler(session("127.0.0.1", 1, False)).found == "none"

@@ -12,6 +12,7 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 import pg_dpml
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.ledger import budgets, opening
@@ -100,7 +101,7 @@ def test_the_new_table_is_named_as_in_sql(
     assert found == (rows,) == (60,)
     # And what was written can be read by the same name.
     with Database(connection.info.dsn).session() as session:
-        relation = session.relation(into)
+        relation = look_up_table(session, into)
     assert (relation.schema, relation.name) == (schema, table)
 
 
@@ -153,7 +154,7 @@ def test_tables_are_named_as_in_sql_or_exactly(
     connection: psycopg.Connection, written: str, name: str
 ) -> None:
     with Database(connection.info.dsn).session() as session:
-        assert session.relation(written).name == name
+        assert look_up_table(session, written).name == name
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_tables_are_named_as_in_sql_or_exactly(
 )
 def test_the_nearest_table_is_offered(connection: psycopg.Connection, table: str, message: str) -> None:
     with Database(connection.info.dsn).session() as session, pytest.raises(SpecError, match=message):
-        session.relation(table)
+        look_up_table(session, table)
 
 
 def test_a_name_is_not_cut_to_one_that_exists(connection: psycopg.Connection) -> None:
@@ -180,7 +181,7 @@ def test_a_name_is_not_cut_to_one_that_exists(connection: psycopg.Connection) ->
         Database(connection.info.dsn).session() as session,
         pytest.raises(SpecError, match=r"does not exist here; did you mean y{63}"),
     ):
-        session.relation("y" * 64)
+        look_up_table(session, "y" * 64)
 
 
 def test_columns_are_named_as_in_sql_or_exactly(connection: psycopg.Connection) -> None:
@@ -290,5 +291,5 @@ def test_types_are_found_for_a_table_whose_schema_has_a_dot(connection: psycopg.
     pg_dpml.train(connection.info.dsn, spec('"a.b"."c.d"'), PRIVACY, TRAINING, name="dotted")
     with Database(connection.info.dsn).session() as session:
         model = registry.load_model(session, "dotted")
-        types = session.relation(str(model.training["dataset"])).columns
+        types = look_up_table(session, str(model.training["dataset"])).columns
     assert "AS" in sql_expression(model, types)

@@ -40,7 +40,7 @@ from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.ledger import opening
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.bolt_on import BoltOnPlan
-from pg_dpml.runs import requests
+from pg_dpml.runs import datasets, requests
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, pg_config_paths
 from pg_dpml.training.method import private_methods
@@ -411,7 +411,7 @@ def request(house: House, table: str, model: str) -> tuple[str, str | None]:
             session, model, epsilon=Decimal(1), delta=Decimal("0.1"), rule="basic", shared=True
         )
     with Database(house.curator).session() as session:
-        requests.register(session, model, data)
+        datasets.register(session, model, data)
     options = '{"privacy": {"epsilon": 1, "delta": 1e-6}, "training": {"method": "bolt-on"}}'
     with psycopg.connect(house.server.dsn_of("house", "analyst"), autocommit=True) as connection:
         connection.execute("SELECT dpml.request(%s, %s, %s)", (model, model, options))

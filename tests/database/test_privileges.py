@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 import people
 import pg_dpml
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.runs import requests
+from pg_dpml.runs import datasets, requests
 from pg_dpml.tables.checks import check_table
 from plans import examples
 from sqltools import empty_registry, scalar
@@ -506,7 +506,7 @@ def requested(database: str, owner: str) -> None:
     """
     good(dpml(owner, "budget", "open", "known", "--epsilon", "10", "--rule", "basic", "--delta", "0.1"))
     with Database(owner).session() as session:
-        requests.register(session, "known", spec)
+        datasets.register(session, "known", spec)
     with psycopg.connect(as_role(database, "ann"), autocommit=True) as analyst:
         analyst.execute("SET search_path = hostile, pg_catalog")
         calling = threading.Thread(
@@ -520,7 +520,7 @@ def requested(database: str, owner: str) -> None:
         assert served.state == "done"
         assert scalar(analyst, "SELECT dpml.predict('asked', k) FROM public.known k LIMIT 1").endswith("true")
     with Database(owner).session() as session:
-        requests.withdraw(session, "known")
+        datasets.withdraw(session, "known")
 
 
 @pytest.mark.one_major

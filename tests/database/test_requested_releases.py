@@ -18,7 +18,7 @@ from neighbours import FloatArray
 from people import create_people, make_people
 from pg_dpml.database.database import Database
 from pg_dpml.ledger import opening
-from pg_dpml.runs import requests
+from pg_dpml.runs import datasets, requests
 from pg_dpml.training import certified
 from sqltools import scalar
 
@@ -61,7 +61,7 @@ def offered(database: str, connection: psycopg.Connection, clean: None) -> Itera
             rule="gdp",
             min_epsilon=Decimal("1e-12"),
         )
-        requests.register(session, "census", SPEC, allow_certified=True)
+        datasets.register(session, "census", SPEC, allow_certified=True)
     yield
     connection.execute(f"DROP TABLE people; DROP OWNED BY {', '.join(ROLES)}".encode())
     connection.execute(f"DROP ROLE {', '.join(ROLES)}".encode())

@@ -24,12 +24,12 @@ from typer.testing import CliRunner
 
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.ledger import opening
 from pg_dpml.privacy.gaussian import gaussian_mu
-from pg_dpml.runs import requests
+from pg_dpml.runs import datasets, requests
 from pg_dpml.runs.train import train_model
 from pg_dpml.server import maintenance
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
@@ -91,7 +91,7 @@ def open_budget(dsn: str, name: str = "census", epsilon: str = "1.0", by: str = 
 
 def register(dsn: str, spec: str = SPEC, name: str = "census", by: str = "owner", **more: Any) -> None:
     with Database(of(by, dsn)).session() as session:
-        requests.register(session, name, spec, **more)
+        datasets.register(session, name, spec, **more)
 
 
 def offer(
@@ -110,7 +110,7 @@ def offer(
 
 def withdraw(dsn: str, name: str = "census") -> None:
     with Database(of("owner", dsn)).session() as session:
-        assert not requests.withdraw(session, name).offered
+        assert not datasets.withdraw(session, name).offered
 
 
 def as_role(role: str, dsn: str, query: str, values: tuple[Any, ...] = ()) -> None:
@@ -834,7 +834,7 @@ from pg_dpml.cli import main; main()"""
     request = ask(database, "m")
     command = (sys.executable, "-c", broken, *SERVE[3:], of("owner", database))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert re.search(r"^dpml: the run failed by a ValueError at charged\.py:", done.stderr, re.MULTILINE)
+    assert re.search(r"^dpml: the run failed by a ValueError at transaction\.py:", done.stderr, re.MULTILINE)
     state, message, charge = outcome(connection, request)
     assert (done.returncode, state, charge is None) == (0, "failed", False)
     assert "the run failed in dpml, not on the server, and no model was stored" in message
@@ -914,9 +914,9 @@ def test_a_data_set_is_for_its_role_alone(database: str, connection: psycopg.Con
             ask(database, "m", dataset="heart")
         assert outcome(connection, ask(database, "m", dataset="heart", role="ben"))[0] == "waiting"
         with Database(of("ana", database)).session() as session:
-            assert requests.list_datasets(session) == []
+            assert datasets.list_datasets(session) == []
         with Database(of("ben", database)).session() as session:
-            assert [found.spec for found in requests.list_datasets(session)] == [SPEC]
+            assert [found.spec for found in datasets.list_datasets(session)] == [SPEC]
     finally:
         connection.execute("DROP ROLE cardiology")
     serve(database)

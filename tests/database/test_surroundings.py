@@ -42,7 +42,7 @@ from pg_dpml import (
     TrainSpec,
     UnavailableError,
 )
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database import database as database_module
 from pg_dpml.database.connections import opener
 from pg_dpml.database.database import Database

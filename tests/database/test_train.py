@@ -30,7 +30,6 @@ from pg_dpml.blocks.source import Source
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import (
-    OWNER_ONLY,
     DpmlError,
     GuaranteeError,
     RunFailedError,
@@ -46,6 +45,7 @@ from pg_dpml.privacy import resolution
 from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
 from plans import examples
@@ -473,7 +473,7 @@ def test_an_error_that_is_not_the_servers_is_in_our_log(
     )
     (logged,) = caplog.records
     assert (logged.name, logged.levelname, logged.exc_info) == ("pg_dpml", "ERROR", None)
-    places = r"charged\.py:\d+, train\.py:\d+, train\.py:\d+, test_train\.py:\d+"
+    places = r"transaction\.py:\d+, train\.py:\d+, train\.py:\d+, test_train\.py:\d+"
     assert re.fullmatch(f"dpml: the run failed by a ValueError at {places}", logged.getMessage())
     assert "SECRET" not in "".join(traceback.format_exception(failure.value))
 

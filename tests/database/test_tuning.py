@@ -31,12 +31,14 @@ from pg_dpml.kernels import Loss
 from pg_dpml.privacy import resolution, selection
 from pg_dpml.reports import report
 from pg_dpml.runs.train import plan_problem, problem_of
-from pg_dpml.tables.measuring import LeftOut, ValueCount
+from pg_dpml.tables.labels import LeftOut
+from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.training.job import Job, Result
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
 
+PUBLIC_SCORES: Any = importlib.import_module("pg_dpml.runs.public_scores")
 TUNING: Any = importlib.import_module("pg_dpml.runs.tuning")
 N = 900
 PRIVACY = PrivacySpec(1.0, 1e-6)
@@ -553,13 +555,13 @@ def test_candidates_on_public_rows_find_them_as_they_were_packed(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[FloatArray, FloatArray]] = []
-    run = TUNING.run_method
+    run = PUBLIC_SCORES.run_method
 
     def look(job: Job) -> Any:
         seen.append(unpacked(job.blocks.session, job.blocks.packed))
         return run(job)
 
-    monkeypatch.setattr(TUNING, "run_method", look)
+    monkeypatch.setattr(PUBLIC_SCORES, "run_method", look)
     create_people(connection, make_people(90, seed=8), "known")
     # one shuffles the packed rows again, one whitens them
     given: list[dict[str, list[Any]]] = [

@@ -18,6 +18,7 @@ from psycopg import errors, sql
 import pg_dpml
 from pg_dpml.blocks.query import record_of
 from pg_dpml.blocks.source import resolve
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.spec.checks import LONGEST_LEVEL
 from pg_dpml.spec.columns import Column, Label
@@ -339,7 +340,7 @@ def test_predictions_read_values_as_training_does(odd: Odd, name: str) -> None:
     odd.store("odd", encoder, weights, ["not 1", "1"])
     wanted = [sum(w * x for w, x in zip(weights, row, strict=True)) for row in encoded]
     with Database(odd.dsn).session() as session:
-        record = record_of(encoder, session.relation("odd"), with_label=False)
+        record = record_of(encoder, look_up_table(session, "odd"), with_label=False)
     as_trained = record.as_string(odd.connection)
     records = ("t", f'(SELECT r FROM (SELECT 1 AS extra, t."{name}", t.id) AS r)', as_trained)
     for given in records:

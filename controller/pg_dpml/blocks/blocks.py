@@ -20,7 +20,7 @@ __all__ = ["Blocks", "GradientSums", "GramSums"]
 
 
 class GradientSums(NamedTuple):
-    """Un-noised sums over packed rows; None where they were not asked for."""
+    """Un-noised sums over packed rows; None for those not asked for."""
 
     gradient: FloatArray | None
     """Shape (n_weights,), of the first model."""
@@ -41,18 +41,18 @@ class GramSums(NamedTuple):
 
 @dataclass
 class Blocks:
-    """Packed rows and the transaction they live in.
+    """Packed rows and the transaction that contains them.
 
     Attributes
     ----------
     session : Session
-        At REPEATABLE READ; whatever is un-noised vanishes with it.
+        At REPEATABLE READ; its rollback removes everything un-noised.
     source : Source
-        Whose rows they are.
+        The table that the rows are from.
     packed : PackedRows
         Replaced when the rows are packed again.
     tables : list of sql.Identifier
-        Work tables beside that of the packed rows.
+        Work tables besides that of the packed rows.
     """
 
     session: Session
@@ -62,7 +62,7 @@ class Blocks:
     _weights: sql.Identifier | None = field(default=None, init=False)
 
     def work_table(self, kind: str, columns: sql.SQL) -> sql.Identifier:
-        """A new unlogged table of a random name, which only the running role can read."""
+        """Create an unlogged table with a random name, which only the current role can read."""
         table = sql.Identifier("dpml_work", f"{kind}_{secrets.token_hex(8)}")
         self.session.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(table, columns))
         self.tables.append(table)
@@ -74,9 +74,9 @@ class Blocks:
         Parameters
         ----------
         weights : ndarray of shape (n_models * n_outputs * n_features,)
-            They travel by COPY.
+            Sent by COPY.
         options : mapping
-            Of the aggregate `dpml.gradient`.
+            Options of the aggregate `dpml.gradient`.
 
         Returns
         -------
@@ -102,9 +102,9 @@ class Blocks:
         Parameters
         ----------
         weights : ndarray of shape (n_features,)
-            They travel by COPY.
+            Sent by COPY.
         options : mapping
-            Of the aggregate `dpml.gram`.
+            Options of the aggregate `dpml.gram`.
 
         Returns
         -------
@@ -133,18 +133,18 @@ class Blocks:
         return GramSums(_symmetric(xx, d), np.zeros(d) if xy is None else np.asarray(xy), rows or 0)
 
     def whiten(self, whitening: FloatArray, norm: float) -> None:
-        """Pack every row x again as x norm / ||P x||; P, shape (n_features, n_features), travels by COPY."""
+        """Replace every row x by x norm / ||P x||; P, shape (n_features, n_features), is sent by COPY."""
         table = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
         self.session.copy_row(table, ["float8[]"], [whitening.reshape(-1)])
         self.packed = whiten(self.session, self.source, self.packed, table, norm)
 
     def whitened(self, whitening: FloatArray) -> Blocks:
-        """Another set of blocks, each row divided by its length after a matrix; these stay as they are.
+        """A second set of blocks with every row x divided by ||P x||; this set is unchanged.
 
         Parameters
         ----------
         whitening : ndarray of shape (n_features, n_features)
-            P; a row x becomes x / ||P x||.
+            The matrix P.
         """
         matrix = self.work_table("matrix", sql.SQL("p pg_catalog.float8[] NOT NULL"))
         self.session.copy_row(matrix, ["float8[]"], [whitening.ravel()])
@@ -164,23 +164,23 @@ class Blocks:
         self.packed = repack(self.session, self.source, self.packed)
 
     def _send(self, weights: FloatArray) -> sql.Identifier:
-        """Weights in a work table of one row; one table for all passes, as each holds locks to the end."""
+        """Put weights into a work table of one row: one table for all passes, as each one holds locks."""
         if self._weights is None:
             self._weights = self.work_table("weights", sql.SQL("weights pg_catalog.float8[] NOT NULL"))
         else:
-            # not TRUNCATE, which searches all shared buffers at once
+            # TRUNCATE would search all shared buffers.
             self.session.execute(sql.SQL("DELETE FROM {}").format(self._weights))
         self.session.copy_row(self._weights, ["float8[]"], [weights])
         return self._weights
 
     def drop(self) -> None:
-        """Drop the work tables: the transaction may commit, so a rollback does not see to it."""
+        """Drop the work tables; the transaction may be committed, so no rollback removes them."""
         for table in (*self.tables, self.packed.blocks):
             self.session.execute(sql.SQL("DROP TABLE {}").format(table))
 
 
 def _symmetric(triangle: Sequence[float] | None, size: int) -> FloatArray:
-    """A symmetric matrix of its upper triangle, row by row; None: of no rows, so zeros."""
+    """The symmetric matrix with this upper triangle, row by row; zeros for None, the sum over no rows."""
     full = np.zeros((size, size))
     if triangle is not None:
         full[np.triu_indices(size)] = triangle

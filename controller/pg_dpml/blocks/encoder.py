@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""The encoder of a data spec: how the server makes vectors of rows."""
+"""The encoder of a data spec, by which the server turns rows into vectors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from pg_dpml.blocks.levels import as_compared
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown, toml_key, visible
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.dates import MOMENTS, moment_number
+from pg_dpml.spec.dates import DATE_KINDS, date_number
 
 __all__ = [
     "as_in_catalog",
     "compared_label",
+    "completed",
     "encode_column",
     "encode_label",
     "feature_names",
@@ -25,8 +27,22 @@ __all__ = [
 ]
 
 
+_DEFAULTS: dict[str, Any] = {
+    "scale": "center",
+    "log1p": False,
+    "lower": None,
+    "upper": None,
+    "mean": 0.0,
+    "sd": 1.0,
+    "centered": True,
+    "length": 1,
+    "image": None,
+}
+"""What the keys of a column mean where they are absent, as in udas/spec.c."""
+
+
 def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
-    """The spec with the exact names of its columns."""
+    """The spec with its columns named exactly as in the catalog."""
     return replace(
         data,
         columns=tuple(replace(column, name=table.column(column.name)) for column in data.columns),
@@ -36,7 +52,13 @@ def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
 
 
 def encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
-    """One entry of the encoder's columns."""
+    """Encode a column of a spec as an entry of the encoder's `columns`.
+
+    Raises
+    ------
+    SpecError
+        If its type has no encoding, or public bounds or levels are missing.
+    """
     where = f"column {shown(column.name)}"
     kind = column_type.kind
     levels = column.levels if column.levels is not None else column_type.enum_labels
@@ -85,7 +107,7 @@ def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
     for key in ("lower", "upper", "mean"):
         value = getattr(column, key)
         if value is not None:
-            entry[key] = moment_number(value, kind, f"{where}: {key}")
+            entry[key] = date_number(value, kind, f"{where}: {key}")
     if column.scale == "standard":
         entry["sd"] = column.sd
     return entry
@@ -106,6 +128,7 @@ def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
 
 
 def require_levels(column_type: ColumnType, where: str) -> None:
+    """Reject a type whose values cannot be listed."""
     if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
         raise SpecError(
             f"{where}: values of type {visible(column_type.name)} cannot be listed; use a view that casts it "
@@ -114,7 +137,7 @@ def require_levels(column_type: ColumnType, where: str) -> None:
 
 
 def compared_label(label: Label, column_type: ColumnType) -> Label:
-    """The label with its classes as values are compared with them."""
+    """The label, with its classes written as the encoder compares values with them."""
     where = f"label {shown(label.column)}"
     if label.task != "regression":
         require_levels(column_type, where)
@@ -123,7 +146,7 @@ def compared_label(label: Label, column_type: ColumnType) -> Label:
         named = [label.positive, label.negative]
         found = as_compared([v for v in named if v is not None], column_type, f"{where}: positive, negative")
         return replace(label, positive=found[0], negative=found[1] if len(found) == 2 else None)
-    if column_type.kind not in ("number", "boolean", *MOMENTS):
+    if column_type.kind not in ("number", "boolean", *DATE_KINDS):
         raise SpecError(
             f"{where}: lower and upper belong to a number or a date, not to {visible(column_type.name)}"
         )
@@ -131,7 +154,7 @@ def compared_label(label: Label, column_type: ColumnType) -> Label:
 
 
 def encode_label(label: Label, kind: str) -> dict[str, Any]:
-    """The label as the server's encoder takes it."""
+    """The label as an entry of the encoder."""
     if label.task == "binary":
         return {
             "name": label.column,
@@ -141,18 +164,23 @@ def encode_label(label: Label, kind: str) -> dict[str, Any]:
         }
     if label.task == "multiclass":
         return {"name": label.column, "kind": "classes", "classes": list(label.classes or ())}
-    assert label.lower is not None  # Label sees to both
+    assert label.lower is not None  # Label requires one of the three
     assert label.upper is not None
     return {
         "name": label.column,
         "kind": "number",
-        "lower": moment_number(label.lower, kind, f"label {shown(label.column)}: lower"),
-        "upper": moment_number(label.upper, kind, f"label {shown(label.column)}: upper"),
+        "lower": date_number(label.lower, kind, f"label {shown(label.column)}: lower"),
+        "upper": date_number(label.upper, kind, f"label {shown(label.column)}: upper"),
     }
 
 
+def completed(column: Mapping[str, Any]) -> dict[str, Any]:
+    """A column of a stored encoder, with the default of every key that is absent or null."""
+    return _DEFAULTS | {key: value for key, value in column.items() if value is not None}
+
+
 def feature_names(column: Mapping[str, Any]) -> list[str]:
-    """Names of the features that an encoded column yields."""
+    """Names of the features of an encoded column."""
     if column["kind"] == "category":
         return [f"{column['name']}={level}" for level in column["levels"]]
     if "image" in column:
@@ -169,7 +197,7 @@ def feature_names(column: Mapping[str, Any]) -> list[str]:
 
 
 def stored_values(column: Mapping[str, Any]) -> int:
-    """Most non-zero features one value of a column encodes to."""
+    """Largest number of non-zero features of one encoded value."""
     if column["kind"] == "category":
         return len(column["levels"]) if column["centered"] else 1
     return int(column.get("length", 1))

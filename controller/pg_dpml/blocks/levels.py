@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Levels and classes as values of a column's type: what no value of the type can be is refused.
+"""Levels and classes, read as values of the column's type.
 
-`dpml.encode` compares values with the texts that come out of here. The rules look at the type alone, as the
-catalog has it: a refusal tells nothing of a row.
+`dpml.encode` compares values with the texts that this module returns. The rules depend on the catalog's type
+alone, so that an error discloses nothing about a row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from datetime import date
 from decimal import Decimal
 
-from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 
 __all__ = ["as_compared"]
@@ -27,29 +27,29 @@ _LARGEST_EXPONENT = 6000
 _DATE = re.compile(r" *([0-9]{4})-([0-9]{1,2})-([0-9]{1,2}) *")
 _RANGES = {"int2": 15, "int4": 31, "int8": 63}
 _HEADER = 4
-"""What the modifier of varchar(n) and char(n) has beside n."""
+"""The modifier of varchar(n) and char(n) is n plus this."""
 _LONGEST_NAME = 63
 _SHOWN = 5
 
 _Known = tuple[str, Hashable]
-"""The text that values are compared with, and what tells it from others."""
+"""The text that values are compared with, and a key that is equal for equal values."""
 
 
 class _NoValueError(Exception):
-    """The text is no value of the type; says what would be."""
+    """The text is no value of the type; the message describes one that is."""
 
 
 def as_compared(given: Sequence[str], column_type: ColumnType, where: str) -> tuple[str, ...]:
-    """Levels or classes as the encoder compares values with them.
+    """Levels or classes, written as the encoder compares values with them.
 
     Parameters
     ----------
     given : sequence of str
-        As a spec has them: forms that mean the same value, such as t and true of a boolean, are taken for it.
+        As in a spec: every form of a value is accepted, such as t and true for a boolean.
     column_type : ColumnType
         A type that has levels.
     where : str
-        What is said in errors, such as "column a: levels".
+        Beginning of error messages, such as "column a: levels".
 
     Returns
     -------
@@ -145,10 +145,10 @@ def _single(value: float) -> float:
 
 
 def _require_digits(number: Decimal, modifier: int) -> None:
-    """Refuse a number that has more digits than numeric(p, s) allows."""
+    """Reject a number that has more digits than numeric(p, s) allows."""
     if modifier < 0:
         return
-    # As PostgreSQL packs them: the scale in 11 bits, with a sign.
+    # PostgreSQL packs the scale into 11 bits, with a sign.
     precision = (modifier - _HEADER) >> 16 & 0xFFFF
     scale = ((modifier - _HEADER & 0x7FF) ^ 1024) - 1024
     digits = number.normalize().as_tuple()

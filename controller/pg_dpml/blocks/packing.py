@@ -31,7 +31,7 @@ __all__ = [
 
 
 LARGEST_BLOCK_BYTES = 2**30 - 2**16
-"""Of a value that PostgreSQL stores, with room for its header."""
+"""Largest value that PostgreSQL stores, less room for its header."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PackedRows:
     Attributes
     ----------
     blocks : sql.Identifier
-        Their table.
+        Table of the blocks.
     n_blocks : int
     whole : bool
         False for a portion of the table's rows.
@@ -56,21 +56,21 @@ _ANY_ORDER = sql.SQL("pg_catalog.random()")
 
 
 class Shuffled(NamedTuple):
-    """Encoded rows and the random order they are to be read in; Source: privacy/README.md, "Randomness"."""
+    """Encoded rows and a random order to read them in. Source: privacy/README.md, "Randomness"."""
 
     encoded: sql.Composable
-    """SELECT of the column `row`, and of what the rest speaks of as columns of e."""
+    """SELECT of the column `row`, and of the columns of e that `order` and `starts` use."""
     order: sql.Composable
     """ORDER BY list."""
     starts: sql.Composable
-    """Condition: in that order, the row is the first of its unit of privacy."""
+    """Condition that the row is the first of its unit of privacy in that order."""
     parameters: Mapping[str, Any]
 
 
 def store_blocks(
     session: Session, source: Source, query: sql.Composable, parameters: Mapping[str, Any]
 ) -> PackedRows:
-    """Blocks of a query in its order, in a new table of a random name that only the current role can read."""
+    """Store the blocks that a query returns in a new table, which only the current role can read."""
     blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
     if _block_bytes(source) == BLOCK_PAGE_BYTES:
         # One block a page, stored as it is, or a small one could go into the rest of an earlier page, out of
@@ -90,9 +90,9 @@ def store_blocks(
 
 
 def _block_bytes(source: Source) -> int:
-    """Largest block for the rows: a page, or out of line where a unit takes half a page.
+    """Largest size of a block in bytes: a page, or more (stored out of line) if a unit takes half a page.
 
-    A whole unit always fits, so that no unit is cut: its gradients can then be summed and clipped in a block.
+    A whole unit always fits into a block, so that its gradients can be summed and clipped there.
     """
     unit_bytes = bytes_of_unit(source.max_rows_per_unit, row_bytes(source))
     if unit_bytes <= BLOCK_PAGE_BYTES // 2:
@@ -101,18 +101,18 @@ def _block_bytes(source: Source) -> int:
 
 
 def row_bytes(source: Source) -> int:
-    """Most bytes of an encoded row in a block, whatever its values: all that it could store, stored."""
+    """Largest size in bytes of an encoded row in a block, over all values that it could have."""
     sparse = source.encoder["format"] == "csr"
     return 8 + 8 * source.n_values if sparse else 4 + 4 * source.n_features
 
 
 def unit_fits_block(max_rows_per_unit: int, n_features: int) -> bool:
-    """Whether all rows of a unit lie in one block, sparse rows being shorter than dense ones."""
+    """Whether all rows of a unit fit into one block; dense rows are the longest."""
     return bytes_of_unit(max_rows_per_unit, 4 + 4 * n_features) <= LARGEST_BLOCK_BYTES
 
 
 def bytes_of_unit(n_rows: int, row_bytes: int) -> int:
-    """A block of one unit: a bit a row says where units begin, in whole words of 32."""
+    """Size in bytes of a block of one unit; it has a bit a row for the starts of units, in words of 32."""
     return BLOCK_HEADER_BYTES + 4 * math.ceil(n_rows / 32) + n_rows * row_bytes
 
 
@@ -143,8 +143,8 @@ def shuffled(source: Source) -> Shuffled:
 
     Notes
     -----
-    The order is a new random key per row, independent of the values; the rows
-    of a unit stay together, under the key of one of them.
+    The order is that of a new random key per row, independent of the values. The rows of a unit stay
+    together, under the key of one of them.
     Source: privacy/README.md, "Randomness" and "Unit of privacy".
     """
     record = record_of(source.encoder, source.table, with_label=True)
@@ -179,11 +179,10 @@ def pack(session: Session, source: Source) -> PackedRows:
 
 
 def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
-    """The rows in a fresh order; the old blocks are dropped.
+    """Pack the rows again in a fresh random order, and drop the old blocks.
 
-    Without units the packed rows are shuffled again. With units they are read
-    again from the table, in the run's own snapshot, because blocks do not
-    keep which rows belong together; so a portion of the units has one order.
+    Without units the packed rows are shuffled. With units the table is read again, in the run's own snapshot,
+    because blocks do not record which rows belong together; so a portion of the units keeps its order.
     """
     if source.unit is not None and not packed.whole:
         raise ValueError("a portion of units cannot be packed again")
@@ -199,7 +198,7 @@ def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
 def whiten(
     session: Session, source: Source, packed: PackedRows, matrix: sql.Identifier, norm: float
 ) -> PackedRows:
-    """Every row x as x norm / ||P x||, the blocks in any order; the old blocks are dropped.
+    """Replace every row x by x norm / ||P x||, the blocks in any order, and drop the old blocks.
 
     `matrix` is a table of one row and one column, P as `float8[]`, row by row.
     Source: privacy/README.md, "Whitened gradients".

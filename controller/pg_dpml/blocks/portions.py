@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Units of privacy dealt out at random into portions of public sizes, each packed like a table of its own."""
+"""Portions of public sizes: units of privacy dealt out at random, and packed like tables of their own."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def pack_portions(session: Session, source: Source, sizes: Sequence[int]) -> lis
 
     Notes
     -----
-    Units are numbered in the random order of `shuffled` and cut into portions by
-    their number: which portion a unit is in depends on no value of any row.
+    Units are numbered in the random order of `shuffled` and assigned to portions by number: the portion of a
+    unit depends on no value of any row.
     Source: privacy/README.md, "Private tuning".
     """
     work = sql.Identifier("dpml_work", f"encoded_{secrets.token_hex(8)}")

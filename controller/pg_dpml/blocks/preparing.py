@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What the server says of a source before anything is charged."""
+"""Checks that the server makes of a run before anything is charged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = [
 
 
 def require_plannable(session: Session, source: Source) -> None:
-    """Let the server parse the encoder and prepare the reading of the rows, and read none.
+    """Let the server parse the encoder and plan the query of the rows, and read no row.
 
-    A role that may not encode may plan all the same, without this.
+    A role without the right to encode may plan a run too: the check is left out.
 
     Raises
     ------
     SpecError
-        For what the server refuses in the spec, names, types and rights among it.
+        If the server rejects anything in the spec, such as a name, a type or a missing right.
     """
     (may_encode,) = session.fetch_one(
         sql.SQL(
@@ -57,12 +57,12 @@ def _prepare(session: Session, source: Source) -> None:
 
 
 def require_runnable(session: Session, source: Source) -> None:
-    """As `require_plannable`, and let the server make an empty table of blocks, which is undone.
+    """Check as `require_plannable` does, and let the server create an empty table of blocks, which is undone.
 
     Raises
     ------
     SpecError, DpmlError
-        As of `require_plannable`; if the role may make no work tables, or there is no tablespace for them.
+        As `require_plannable`; also if the role may not create work tables, or their tablespace is missing.
     UnavailableError
         If the server is read-only.
     """

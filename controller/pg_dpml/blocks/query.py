@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Queries on the rows of a source."""
+"""Parts of queries on the rows of a resolved table, and the public number of its units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def from_clause(source: Source) -> sql.Composed:
-    """FROM clause with the alias t; the filter is the owner's own SQL, declared public."""
+    """FROM clause with the alias t, and the filter, which is the owner's own SQL and declared public."""
     clause = sql.SQL("FROM {} AS t").format(source.table.identifier)
     if source.where is not None:
         # A line of its own: the filter may end in a comment.
@@ -32,15 +32,14 @@ def from_clause(source: Source) -> sql.Composed:
 def record_of(encoder: Mapping[str, Any], table: SourceTable, *, with_label: bool) -> sql.Composed:
     """`ROW(t.a, t.b, ...)` in the encoder's order: it needs no privilege on other columns.
 
-    Text too long to be a level and arrays of another length become NULL,
-    which encodes as they do; in a label whose other values are a class, another
-    value. A record of several huge values could not be made, and that would
-    tell of a row.
+    Text that is too long to be a level, and arrays of another length, become NULL, which has the same
+    encoding; in a label whose other values are one class, they become another value. Otherwise a record of
+    several huge values could not be built, and the error would disclose that a row has them.
     """
     fields = [_bounded_field(column["name"], column.get("length"), table) for column in encoder["columns"]]
     if with_label:
         label = encoder["label"]
-        # Without a type, so that it takes the column's.
+        # A literal without a type takes the column's.
         other = sql.Literal("" if str(label.get("positive", "")).strip(" ") else "other")
         others = label["kind"] == "binary" and label.get("negative") is None
         fields.append(_bounded_field(label["name"], None, table, other if others else sql.NULL))
@@ -64,9 +63,9 @@ def _bounded_field(
 
 
 def count_units(session: Session, source: Source) -> int:
-    """Number of units of privacy, which the neighbouring relation makes public: rows, if no unit is declared.
+    """Public number of units of privacy, or of rows if no unit is declared.
 
-    Rows whose unit is NULL are units of their own.
+    A row whose unit is NULL is a unit of its own.
     """
     counted: sql.SQL | sql.Composed = sql.SQL("pg_catalog.count(*)")
     if source.unit is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""A data spec resolved against the catalog."""
+"""Resolving a data spec against the catalog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pg_dpml.blocks.encoder import (
     feature_names,
     stored_values,
 )
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.kernels import MAX_FEATURES, MAX_PROJECTION
@@ -30,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Source:
-    """A table whose rows can be encoded: what `resolve` found in the catalog, no row read.
+    """A table whose rows can be encoded, as `resolve` found it in the catalog without reading a row.
 
     Attributes
     ----------
@@ -40,17 +41,17 @@ class Source:
     unit : str or None
         Column whose equal values are one unit of privacy; None: every row is one.
     max_rows_per_unit : int
-        Rows used of a unit.
+        Most rows of a unit that are used.
     encoder : mapping
-        The spec that `dpml.encode` parses and that is stored with the model.
+        Argument of `dpml.encode`, which is stored with the model.
     n_features : int
         Length of an encoded row, the intercept included.
     n_values : int
-        Most values one encoded row can store.
+        Largest number of values that one encoded row can store.
     feature_names : tuple of str
         One name a feature, in order.
     class_names : tuple of str or None
-        See `Label.class_names`, in the form that values are compared with.
+        As `Label.class_names`, written as values are compared with them.
     """
 
     table: SourceTable
@@ -72,9 +73,9 @@ def resolve(session: Session, data: DataSpec) -> Source:
     SpecError
         For a missing table or column, a type without an encoding, or missing bounds or levels.
     GuaranteeError
-        If rows may be chosen by something that is not declared public.
+        If the choice of rows may depend on something that is not declared public.
     """
-    table = session.relation(data.table)
+    table = look_up_table(session, data.table)
     data = as_in_catalog(data, table)
     _require_public_rows(table, data)
     columns = [encode_column(column, table.columns[column.name]) for column in data.columns]
@@ -131,13 +132,13 @@ def resolve(session: Session, data: DataSpec) -> Source:
 
 
 def _require_written(session: Session, texts: Mapping[str, Sequence[str]]) -> None:
-    """Refuse texts that have characters which the encoding of the database has not."""
+    """Reject texts with characters that the encoding of the database lacks."""
 
     def writes(some: Sequence[str]) -> bool:
         query = sql.SQL("SELECT %(texts)s::pg_catalog.text[] IS NULL")
         try:
             return not isinstance(session.attempt(lambda: session.fetch(query, {"texts": some})), DpmlError)
-        except UnicodeEncodeError:  # where the client's encoding has not got it
+        except UnicodeEncodeError:  # the client's encoding lacks it
             return False
 
     for where, listed in texts.items():

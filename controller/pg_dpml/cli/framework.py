@@ -33,6 +33,25 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.method import method_options, methods
 from pg_dpml.training.options import shown_name
 
+__all__ = [
+    "ModelName",
+    "Output",
+    "OutputFormat",
+    "Spec",
+    "Table",
+    "app",
+    "command",
+    "could_not_write",
+    "decimal",
+    "note",
+    "optional_decimal",
+    "require_folder",
+    "say",
+    "settle_streams",
+    "warn",
+    "write_file",
+]
+
 app = typer.Typer(
     name="dpml",
     help="Differentially private machine learning inside PostgreSQL.",

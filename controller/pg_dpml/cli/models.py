@@ -14,7 +14,8 @@ import typer
 import pg_dpml
 from pg_dpml.cli.framework import ModelName, Output, command, require_folder, say, warn, write_file
 from pg_dpml.cli.progress import pause
-from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.catalog import look_up_table
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.database.versions import versions as read_versions
@@ -133,9 +134,9 @@ def export(
 def _column_types(session: Session, model: registry.Model, table: str | None) -> dict[str, ColumnType]:
     """Types of a table's columns; none if the training table is gone and no other is named."""
     if table is not None:
-        return dict(session.relation(table).columns)
+        return dict(look_up_table(session, table).columns)
     try:
-        return dict(session.relation(str(model.training.get("dataset"))).columns)
+        return dict(look_up_table(session, str(model.training.get("dataset"))).columns)
     except pg_dpml.SpecError:
         warn(
             "the training table is gone: name one like it with --table, or all categories are compared as "

@@ -12,7 +12,7 @@ from pg_dpml.cli.framework import Output, Spec, app, command, optional_decimal, 
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.names import shown, visible
-from pg_dpml.runs import requests
+from pg_dpml.runs import datasets, requests
 from pg_dpml.spec.files import read_text
 
 group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
@@ -55,7 +55,7 @@ def register(
 ) -> None:
     """Offer a data set that has a budget, or change the offer. `dpml serve` of this role trains on it."""
     with output.session() as session:
-        registered = requests.register(
+        registered = datasets.register(
             session,
             dataset,
             read_text(spec),
@@ -74,7 +74,7 @@ def register(
 def withdraw(dataset: DataSet, output: Output) -> None:
     """Accept no more requests, and refuse those that wait. A run under way is waited for."""
     with output.session() as session:
-        withdrawn = requests.withdraw(session, dataset)
+        withdrawn = datasets.withdraw(session, dataset)
     output.print(_text(withdrawn), _record(withdrawn))
 
 
@@ -82,7 +82,7 @@ def withdraw(dataset: DataSet, output: Output) -> None:
 def list_(output: Output) -> None:
     """List the registered data sets. Those that this role registered, or may request models of."""
     with output.session() as session:
-        found = requests.list_datasets(session)
+        found = datasets.list_datasets(session)
     text = "\n".join(map(_text, found)) or "No data set is registered for this role or by it."
     output.print(text, {"datasets": [_record(one) for one in found]})
 
@@ -96,27 +96,27 @@ def serve(
     database = Database(connection.dsn, insecure=connection.insecure)
     with database.session() as session:
         (role,) = session.fetch_one(sql.SQL("SELECT current_user::text"))
-        own = [one.name for one in requests.list_datasets(session) if one.registered_by == role]
+        own = [one.name for one in datasets.list_datasets(session) if one.registered_by == role]
     warn(
         f"role {shown(role)} serves {', '.join(map(shown, own)) or 'nothing: it has registered no data set'}"
     )
     requests.serve(database, once=once, report=warn)
 
 
-def _text(dataset: requests.Dataset) -> str:
+def _text(dataset: datasets.Dataset) -> str:
     certified = ", solver certified allowed" if dataset.allow_certified else ""
     whom = f"role {shown(dataset.role)}" if dataset.offered else "nobody: it was withdrawn"
     return (
-        f"{shown(dataset.name)}: table {visible(dataset.source)}, offered to {whom}; {dataset.terms.meaning} "
-        f"and up to {dataset.max_passes} passes a request{certified}; served by role "
+        f"{shown(dataset.name)}: table {visible(dataset.table_name)}, offered to {whom}; "
+        f"{dataset.terms.meaning} and up to {dataset.max_passes} passes a request{certified}; served by role "
         f"{shown(dataset.registered_by)}"
     )
 
 
-def _record(dataset: requests.Dataset) -> dict[str, Any]:
+def _record(dataset: datasets.Dataset) -> dict[str, Any]:
     return {
         "name": dataset.name,
-        "table": dataset.source,
+        "table": dataset.table_name,
         "role": dataset.role,
         "offered": dataset.offered,
         "min_epsilon": str(dataset.min_epsilon),

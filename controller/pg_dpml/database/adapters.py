@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""How values travel between Python and the server."""
+"""Types of parameters and results: how values are converted between Python and the server."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = [
     "Cursor",
     "Float8Array",
     "array_parameter",
+    "encodable_text",
     "json_parameter",
-    "text_of",
     "verbatim",
 ]
 
@@ -42,13 +42,13 @@ class Float8Array:
 
 
 class _Float8ArrayDumper(Dumper):
-    """A float8[] of one dimension in binary: of a list, psycopg would write every number out as text."""
+    """Send a float8[] of one dimension in binary; psycopg sends a list as text."""
 
     format = pq.Format.BINARY
     oid = psycopg.postgres.types["float8"].array_oid
 
     def dump(self, obj: Float8Array | Sequence[float] | npt.NDArray[np.float64]) -> bytes:
-        # COPY of a float8[] comes here with any sequence: `copy_row` names types, not classes.
+        # COPY of a float8[] passes any sequence: `copy_row` names types, not classes.
         values = obj.values if isinstance(obj, Float8Array) else np.asarray(obj, dtype=np.float64)
         items = np.empty(values.size, [("length", ">i4"), ("value", ">f8")])
         items["length"], items["value"] = 8, values
@@ -58,14 +58,14 @@ class _Float8ArrayDumper(Dumper):
 
 
 class _JsonLoader(Loader):
-    """Of json and jsonb: UTF-8, as the session's encoding is."""
+    """Read json and jsonb, which are UTF-8 as the session's encoding is."""
 
     def load(self, data: Buffer) -> Any:
         return json.loads(bytes(data))
 
 
 class _UtcLoader(TimestamptzLoader):
-    """Of timestamptz, which is an instant: in UTC, as Python does not know every zone of PostgreSQL."""
+    """Read timestamptz in UTC: Python does not know every time zone of PostgreSQL."""
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid)  # without a connection, UTC
@@ -75,7 +75,7 @@ class _UtcLoader(TimestamptzLoader):
 
 
 def _adapters() -> AdaptersMap:
-    """psycopg's, whatever the program has registered for itself, then those of this module."""
+    """The adapters of psycopg and of this module, without those that the calling program has registered."""
     adapters = AdaptersMap()
     postgres.register_default_types(adapters.types)
     postgres.register_default_adapters(adapters)
@@ -91,20 +91,20 @@ _ADAPTERS = _adapters()
 
 
 class Cursor(psycopg.Cursor[tuple[Any, ...]]):
-    """psycopg's own, whatever cursors, rows and adapters the connection was given."""
+    """A plain cursor of psycopg, whatever cursors, rows and adapters the connection has been given."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         super().__init__(connection, row_factory=tuple_row)
 
     @property
     def adapters(self) -> AdaptersMap:
-        """Those of pg_dpml, whatever the engine has set."""
+        """The adapters of this module."""
         return _ADAPTERS
 
 
 @contextmanager
-def text_of() -> Iterator[None]:
-    """A part in which text is sent: what is not UTF-8 is an error of the driver, as NUL is."""
+def encodable_text() -> Iterator[None]:
+    """Raise psycopg's error for text that is not UTF-8, as psycopg itself does for NUL."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -113,12 +113,12 @@ def text_of() -> Iterator[None]:
 
 
 def verbatim(text: str) -> sql.Composed:
-    """SQL text as it stands: `sql.SQL` takes only literals, and a lone percent sign for a placeholder."""
+    """SQL text, unchanged: `sql.SQL` accepts only literals, and takes a percent sign for a placeholder."""
     return sql.Composed([sql.SQL(text.replace("%", "%%"))])  # type: ignore[arg-type, unused-ignore]
 
 
 def json_parameter(value: Mapping[str, Any]) -> Jsonb:
-    """A mapping as a jsonb parameter; not escaped, as a database of encoding SQL_ASCII takes no escapes."""
+    """A mapping as a jsonb parameter, without escapes: a database of encoding SQL_ASCII rejects them."""
     return Jsonb(value, dumps=_json)
 
 
@@ -127,5 +127,5 @@ def _json(value: object) -> str:
 
 
 def array_parameter(values: npt.NDArray[np.float64]) -> object:
-    """A large array of shape (n,), n at least 1, as a float8[] parameter; never of un-noised numbers."""
+    """An array of shape (n,), n at least 1, as a float8[] parameter; never for un-noised numbers."""
     return Float8Array(values)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Where connections come from: libpq connection strings, the environment and SQLAlchemy engines.
+"""Opening connections: by libpq connection strings, the environment and SQLAlchemy engines.
 
-No error here quotes a connection string, or what a parser said of one: what is
-amiss in it may be the password.
+No error here quotes a connection string, or a parser's message about it: the fault may be in the password.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class Opened:
     ----------
     driver : psycopg.Connection
     close : callable
-        To be called last, whatever has become of the connection.
+        Closes the connection, in whatever state it is; to be called last.
     begun : callable
-        What the engine's owner does at the beginning of each transaction.
+        Raises the engine's event for the beginning of a transaction.
     """
 
     driver: psycopg.Connection[Any]
@@ -51,7 +50,7 @@ class Opened:
     begun: Callable[[], None] = lambda: None
 
     def start(self, isolation: str) -> None:
-        """Begin the next transaction: at an isolation level, or AUTOCOMMIT for one a statement."""
+        """Begin the next transaction at an isolation level; AUTOCOMMIT makes each statement one."""
         self.driver.autocommit = isolation == "AUTOCOMMIT"
         levels = {level.name.replace("_", " "): level for level in psycopg.IsolationLevel}
         self.driver.isolation_level = levels.get(isolation)
@@ -88,7 +87,7 @@ def _parameters(dsn: str, what: str) -> dict[str, str]:
 
 
 def refuse_password(dsn: str) -> None:
-    """A command line is visible to every user of the machine; a password does not belong there."""
+    """Reject a connection string of a command line, visible to every user of the machine, with a password."""
     if _SECRETS & set(_parameters(dsn, "--dsn")):
         raise SpecError(
             "--dsn must not hold a password: use a password file (PGPASSFILE), a service (PGSERVICE) "
@@ -97,12 +96,17 @@ def refuse_password(dsn: str) -> None:
 
 
 def opener(source: str | sa.Engine) -> Opener:
-    """How a session gets its connection.
+    """A function that opens connections to a database.
+
+    Parameters
+    ----------
+    source : str or sqlalchemy.Engine
+        Connection string, or an engine over psycopg 3.
 
     Raises
     ------
     SpecError
-        If the source is no connection string, nor an engine over psycopg 3.
+        If `source` is anything else.
     """
     if isinstance(source, str):
         return _by_string(source)
@@ -116,7 +120,7 @@ def opener(source: str | sa.Engine) -> Opener:
 
 def _by_string(dsn: str) -> Opener:
     given = _parameters(dsn, "the connection string")
-    # psycopg looks up the host that PGHOST names, but does not say it where there is no such host.
+    # psycopg looks up the host that PGHOST names, but does not name it in the error if there is none.
     if not {"host", "hostaddr", "service"} & set(given) and "PGSERVICE" not in os.environ:
         given.update({"host": os.environ["PGHOST"]} if os.environ.get("PGHOST") else {})
 
@@ -130,7 +134,7 @@ def _by_string(dsn: str) -> Opener:
 
 
 def _by_engine(engine: sa.Engine) -> Opener:
-    """With the engine's events. The connections leave its pool: one that is small would not have enough."""
+    """Open connections by an engine, with its events; they leave its pool, which could be too small."""
     import sqlalchemy as sa
 
     if engine.driver != "psycopg":
@@ -160,7 +164,7 @@ def _by_engine(engine: sa.Engine) -> Opener:
         before = driver.autocommit, driver.isolation_level
 
         def begun() -> None:
-            """Raise the engine's event; what it begins, the driver ends, and the engine does not hear of."""
+            """Raise the engine's event; the driver ends the transaction without the engine's knowledge."""
             earlier = connection.get_transaction()
             if earlier is not None:
                 earlier.close()
@@ -184,7 +188,7 @@ def _connected(engine: sa.Engine, *, only: bool) -> sa.Connection:
     import sqlalchemy as sa
 
     try:
-        # Only the first connection of an engine is asked what server it is.
+        # SQLAlchemy asks only the first connection of an engine for the server's version.
         if only or engine.dialect.server_version_info is not None:
             return engine.connect()
         with _readable(engine):
@@ -209,7 +213,7 @@ def _connected(engine: sa.Engine, *, only: bool) -> sa.Connection:
 
 @contextmanager
 def _readable(engine: sa.Engine) -> Iterator[None]:
-    """New connections of this thread answer SQLAlchemy's own questions, however they are set up."""
+    """Let new connections of this thread answer SQLAlchemy's own queries, however they are set up."""
     import sqlalchemy as sa
 
     thread = threading.get_ident()

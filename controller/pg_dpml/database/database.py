@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""A database: connections, transactions, and how they begin and end."""
+"""A database: how its connections and transactions begin and end."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 _PATIENCE_S = 10.0
-"""How long a second connection may take to be served."""
+"""Seconds within which a second connection must be served."""
 
 
 class Database:
-    """Where the rows are.
+    """The database that has the rows.
 
     Parameters
     ----------
     source : str or sqlalchemy.Engine
         libpq connection string or URL, or an engine over psycopg 3. Each session has a connection of its
-        own, which leaves the engine's pool and is closed; of a pool that has one alone (StaticPool), that
-        one, if it is in no transaction.
+        own, which leaves the engine's pool and is closed. A pool with a single connection (StaticPool) lends
+        that one, if it is in no transaction.
     insecure : bool
         Allow TCP without TLS to another machine.
     """
@@ -61,21 +61,21 @@ class Database:
         UnavailableError
             If the server cannot be reached or is read-only, or the connection is lost.
         CommitLostError, RunInterrupted
-            If the answer to the commit is lost, or not waited for, of a transaction that `must_last`.
+            If the answer to the commit of a transaction that `must_last` is lost, or not waited for.
         DpmlError
-            For any other error of the server, with its first line and no detail.
+            For any other error of the server; the message is its first line, without detail.
         """
         with self.connection() as opened, self.transaction(opened, isolation) as session:
             yield session
 
     @contextmanager
     def connection(self) -> Iterator[Opened]:
-        """A connection, for one `transaction` after another.
+        """Open a connection, for one `transaction` after another.
 
         Raises
         ------
         UnavailableError
-            If the server cannot be reached, or the engine's pool gives no connection in its time.
+            If the server cannot be reached, or the engine's pool has no connection within its timeout.
         """
         try:
             opened = self._connect()
@@ -91,7 +91,7 @@ class Database:
     def transaction(
         self, opened: Opened, isolation: str = "READ COMMITTED", *, kept: bool = True
     ) -> Iterator[Session]:
-        """As `session`, of a connection that has no transaction; rolled back at its end if not `kept`."""
+        """Like `session`, on a connection without a transaction; rolled back at the end if not `kept`."""
         driver = opened.driver
         session = None
         try:
@@ -99,7 +99,7 @@ class Database:
             session = Session(driver)
             yield session
             if kept:
-                _commit(session)
+                _commit(driver, session.at_stake)
             else:
                 driver.rollback()
         except BaseException as error:
@@ -117,18 +117,18 @@ class Database:
 
     @contextmanager
     def beside(self) -> Iterator[Session]:
-        """As `session`, of a second connection, while a first one has a transaction.
+        """Like `session`, on a second connection while the first has a transaction.
 
         Raises
         ------
         SpecError
             If the engine lends one connection only.
         UnavailableError
-            If the second one is not served in time, as by a pooler with one connection to the server.
+            If the second connection is not served in time, as by a pooler with one connection to the server.
         """
         with self.connection() as second:
             late = threading.Event()
-            # A statement that a pooler holds back cannot be cancelled, only its connection be ended.
+            # A statement that a pooler holds back cannot be cancelled: only closing its connection ends it.
             patience = threading.Timer(_PATIENCE_S, _hang_up, (second.driver, late))
             patience.daemon = True
             patience.start()
@@ -159,21 +159,23 @@ class Database:
 
 
 def _hang_up(driver: psycopg.Connection[Any], late: threading.Event) -> None:
-    """End a connection that another thread waits at."""
+    """Close a connection for which another thread waits."""
     late.set()
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(driver.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
-def _commit(session: Session) -> None:
-    """Commit, and say so where nobody knows whether the server did."""
+def _commit(driver: psycopg.Connection[Any], at_stake: str | None) -> None:
+    """Commit; an error says so if the outcome is unknown.
+
+    `at_stake`: see `Session.must_last`.
+    """
     try:
-        session.driver.commit()
+        driver.commit()
     except BaseException as error:
         if isinstance(error, psycopg.Error) and error.diag.severity_nonlocalized == "ERROR":
-            raise  # the server refused
-        session.driver.close()
-        at_stake = session.at_stake
+            raise  # the server rejected it
+        driver.close()
         if not isinstance(error, Exception):
             if at_stake is None:
                 raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Errors of server and connection, in fixed words that quote no row."""
+"""Errors of server and connection, translated into errors of this package whose text quotes no row."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 import psycopg
-from psycopg import pq
+from psycopg import errors
 
-from pg_dpml.database.catalog import quoted_names
+from pg_dpml.database.grants import missing_grant, quoted_names
 from pg_dpml.errors import (
     DpmlError,
     GuaranteeError,
@@ -20,19 +20,12 @@ from pg_dpml.errors import (
 if TYPE_CHECKING:
     from pg_dpml.database.session import Session
 
-__all__ = [
-    "LONGEST_SHOWN",
-    "LOST",
-    "is_of_statement",
-    "translate",
-]
+__all__ = ["LONGEST_SHOWN", "LOST", "is_of_statement", "raised_by_server", "translate"]
 
-_READ_ONLY = "25006"
-_MISSING_SCHEMA = "3F000"
 _ROW_SECURITY = "check_enable_rls"
-"""Function of the server that refuses to hide rows where `row_security` is off."""
+"""Function of the server that raises an error instead of hiding rows where `row_security` is off."""
 _DENIED_BY = "aclcheck_error"
-"""Function of the server that names what the role has no right to."""
+"""Function of the server that names the object which the role has no right to use."""
 
 LOST = "the connection to the server was lost"
 _ENDED = "the server ended the connection, as at a restart or by an administrator"
@@ -48,22 +41,25 @@ _CAUSES = {
     "57P02": "the server crashed, or was stopped at once",
     "57P03": "the server is starting up or shutting down",
 }
-"""What befalls a server whatever its rows hold, by SQLSTATE."""
-_UNAVAILABLE = ("57P01", "57P02", "57P03")
+"""Failures of the server that do not depend on row values, by SQLSTATE: psycopg 3.1 has no class for some."""
+_UNAVAILABLE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
 LONGEST_SHOWN = 200
+"""Characters of a text that a message quotes at most."""
 _OF_NAMES = "42"
-"""Class of errors about names, types and rights: of a statement, or of text that a function takes for one."""
+"""SQLSTATE class of errors about names, types and rights, in a statement or in a text that is read as one."""
 
 
 def translate(error: psycopg.Error, session: Session | None = None, *, connected: bool = True) -> DpmlError:
-    """A driver's error as ours: the first line of its message, never its detail or context.
+    """Translate an error of psycopg: the first line of its message, never its detail or context.
 
     Parameters
     ----------
     error : psycopg.Error
     session : Session or None
-        Where it arose, to look up which right is missing; what failed must be rolled back.
+        The session in which it arose, to look up which right is missing. The failed statement must have been
+        rolled back.
     connected : bool
+        Whether the connection had been made.
     """
     translated = _in_our_words(error, session, connected=connected)
     translated.by_server = raised_by_server(error)
@@ -75,20 +71,20 @@ def translate(error: psycopg.Error, session: Session | None = None, *, connected
 
 
 def is_of_statement(error: psycopg.Error) -> bool:
-    """Whether a planned statement itself, no function in it, has a wrong name or type or lacks a right."""
+    """Whether the fault (a name, a type or a right) is in a planned statement itself, not in a function."""
     found = error.diag.statement_position or error.diag.source_function in (_DENIED_BY, _ROW_SECURITY)
     return bool((error.sqlstate or "").startswith(_OF_NAMES) and found and not error.diag.context)
 
 
 def raised_by_server(error: BaseException | None) -> bool:
-    """Whether the server raised an error, ours or the driver's, so that its log has it in full."""
+    """Whether the server raised an error of this package or of psycopg, so that its log has the full text."""
     if isinstance(error, DpmlError):
         return error.by_server
     return isinstance(error, psycopg.Error) and error.sqlstate is not None
 
 
 def _in_our_words(error: psycopg.Error, session: Session | None, *, connected: bool) -> DpmlError:
-    # By code and fields alone: the message is in the server's language.
+    # Only code and fields decide: the message is in the server's language.
     text = (str(error).strip().splitlines() or ["unknown"])[0]
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         if connected:
@@ -100,47 +96,47 @@ def _in_our_words(error: psycopg.Error, session: Session | None, *, connected: b
     if error.sqlstate is None and isinstance(error, psycopg.NotSupportedError):
         return SpecError(f"{text}: make the engine with connect_args={{'client_encoding': 'UTF8'}}")
     primary = error.diag.message_primary or text
-    if error.sqlstate == _READ_ONLY:
+    if isinstance(error, errors.ReadOnlySqlTransaction):
         return UnavailableError(
             f"this server is read-only ({primary}): train, and write, on the primary, where "
             "default_transaction_read_only is off; dpml.predict works here"
         )
-    if error.sqlstate in _UNAVAILABLE:
-        return UnavailableError(f"{_CAUSES[error.sqlstate]}: {primary}")
-    missing = isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedFunction)
+    if isinstance(error, _UNAVAILABLE):
+        return UnavailableError(f"{_CAUSES[error.sqlstate or '']}: {primary}")
+    missing = isinstance(error, errors.UndefinedTable | errors.UndefinedFunction)
     if (missing and re.search(r"(?<![A-Za-z0-9_])dpml\.", primary)) or (
-        error.sqlstate == _MISSING_SCHEMA
+        isinstance(error, errors.InvalidSchemaName)
         and (quoted_names(primary, "dpml") or quoted_names(primary, "dpml_work"))
     ):
         return SpecError(
             f"{primary}: is the extension installed in this database? Try CREATE EXTENSION pg_dpml; "
             "if it is, dpml doctor compares versions"
         )
-    if isinstance(error, psycopg.errors.CharacterNotInRepertoire):
+    if isinstance(error, errors.CharacterNotInRepertoire):
         return SpecError(
             f"{primary}: a name or value in this database is not UTF-8, which its encoding SQL_ASCII allows; "
             "rename what is called so, or write such values anew"
         )
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+    if isinstance(error, errors.InsufficientPrivilege):
         if error.diag.source_function == _ROW_SECURITY:
             return GuaranteeError(
                 f"{primary}, so the rows depend on who asks: copy them into a table without row-level "
                 "security (CREATE TABLE ... AS TABLE ...), as a role that sees them all, and name that"
             )
-        return SpecError(primary + denied_relation(error, primary, session))
-    refused = psycopg.DataError, psycopg.errors.DatatypeMismatch, psycopg.errors.InvalidSchemaName
+        return SpecError(primary + _missing_grant(error, primary, session))
+    refused = psycopg.DataError, errors.DatatypeMismatch, errors.InvalidSchemaName
     if isinstance(error, refused):
         return SpecError(primary)
     return DpmlError(primary)
 
 
-def denied_relation(error: psycopg.Error, primary: str, session: Session | None) -> str:
+def _missing_grant(error: psycopg.Error, primary: str, session: Session | None) -> str:
     if session is None or error.diag.source_function != _DENIED_BY:
         return ""
     try:
-        if session.driver.info.transaction_status != pq.TransactionStatus.IDLE:
-            return session.missing_grant(primary)
+        if session.in_transaction:
+            return missing_grant(session, primary)
         with session.transaction():
-            return session.missing_grant(primary)
-    except psycopg.Error:  # no connection any more: the error is told without advice
+            return missing_grant(session, primary)
+    except psycopg.Error:  # the connection is lost: the message has no advice then
         return ""

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pg_dpml.blocks.query import record_of
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
+from pg_dpml.database.new_tables import new_table
 from pg_dpml.database.session import sql
-from pg_dpml.errors import GuaranteeError, SpecError, owner_stamp
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.evaluation.metrics import Figures, exact_figures, require_columns
 from pg_dpml.evaluation.noisy_error import NoisyError, release_error
-from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import models
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.tables.stamp import owner_stamp
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -141,8 +144,8 @@ def evaluate(
     if clip is not None or definition_is_public or dataset is not None:
         raise SpecError("clip, definition_is_public and dataset go with epsilon: exact figures need none")
     with database.session("REPEATABLE READ") as session:
-        stored = registry.load_model(session, model)
-        relation = session.relation(table)
+        stored = models.load_model(session, model)
+        relation = look_up_table(session, table)
         require_columns(stored, relation, [stored.encoder["label"]["name"]])
         with owner_stamp(owner):
             figures = exact_figures(session, stored, relation)
@@ -189,8 +192,8 @@ def predict(
         If the model, the table or a column does not exist, or the new table does.
     """
     with Database(source, insecure=insecure).session() as session:
-        stored = registry.load_model(session, model)
-        relation = session.relation(table)
+        stored = models.load_model(session, model)
+        relation = look_up_table(session, table)
         require_columns(stored, relation, [])
         id_column = relation.column(id_column, "id")
         if id_column in ("prediction", "value"):
@@ -199,7 +202,7 @@ def predict(
             "CREATE TABLE {target} AS SELECT t.{id}, dpml.predict({model}, {record}) AS prediction, "
             "dpml.predict_value({model}, {record}) AS value FROM {table} AS t"
         ).format(
-            target=session.new_table(into),
+            target=new_table(session, into),
             id=sql.Identifier(id_column),
             # CREATE TABLE AS takes no parameters.
             model=sql.Literal(stored.name),

@@ -16,7 +16,7 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import did_you_mean, shown
-from pg_dpml.tables.measuring import LeftOut, count_undeclared, label_field
+from pg_dpml.tables.labels import LeftOut, count_undeclared, label_field
 
 __all__ = ["CalibrationBin", "Figures", "exact_figures", "left_out_words", "require_columns"]
 

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pg_dpml.blocks.query import record_of
-from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.evaluation.metrics import require_columns
 from pg_dpml.kernels import Noise
-from pg_dpml.ledger import budgets, charging, terms
-from pg_dpml.ledger import models as registry
-from pg_dpml.ledger.charged import run_charged
+from pg_dpml.ledger import budgets, charging, models, terms
+from pg_dpml.ledger.records import PrivacyRecord
+from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.names import shown
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.choice import choose_noise
@@ -73,7 +73,7 @@ class NoisyError:
 class _Release:
     """One noisy error, decided before a row is read."""
 
-    model: registry.Model
+    model: models.Model
     table: SourceTable
     n_rows: int
     clip: float | None
@@ -97,7 +97,7 @@ def release_error(
     clip: float | None,
     definition_is_public: bool,
     dataset: str | None,
-) -> tuple[registry.Model, SourceTable, NoisyError]:
+) -> tuple[models.Model, SourceTable, NoisyError]:
     """Release a model's error on private rows; see `evaluate`.
 
     Returns
@@ -113,8 +113,8 @@ def release_error(
     """
 
     def decide(session: Session) -> _Release:
-        model = registry.load_model(session, name)
-        relation = session.relation(table)
+        model = models.load_model(session, name)
+        relation = look_up_table(session, table)
         charged_to = dataset or budgets.dataset_of(session, model, relation)
         return _plan(session, model, relation, privacy, clip, definition_is_public, charged_to)
 
@@ -122,7 +122,7 @@ def release_error(
         charged_to = dataset or budgets.dataset_of(session, release.model, release.table)
         return _charge(session, release, charged_to)
 
-    def released(session: Session, release: _Release, charged: charging.Charged | None) -> int:
+    def body(session: Session, release: _Release, charged: charging.Charged | None) -> int:
         with session.owners_path():
             total = int(session.fetch_one(_sum(release), {"model": name})[0])
         return sums.release_sum(total, release.noise, Noise())
@@ -131,7 +131,7 @@ def release_error(
         database,
         decide=decide,
         charge=charge,
-        work=released,
+        body=body,
         store=None,
         what="the evaluation",
         undone="nothing was released",
@@ -155,7 +155,7 @@ def _error(release: _Release, noisy: int, charge: int) -> NoisyError:
 
 def _plan(
     session: Session,
-    model: registry.Model,
+    model: models.Model,
     table: SourceTable,
     privacy: PrivacySpec,
     clip: float | None,
@@ -163,9 +163,10 @@ def _plan(
     dataset: str | None,
 ) -> _Release:
     """Check everything that can be checked without a row, and calibrate."""
-    unit, most = model.privacy.get("unit"), int(model.privacy.get("max_rows_per_unit", 1))
+    trained = PrivacyRecord.from_json(model.privacy)
+    unit, most = trained.unit, trained.max_rows_per_unit
     require_columns(model, table, [model.encoder["label"]["name"]] + ([unit] if unit else []))
-    _require_public_rows(model, table, definition_is_public)
+    _require_public_rows(model, table, unit, definition_is_public)
     delta = privacy.delta or 0.0
     guarantee = Guarantee(privacy.epsilon, delta or resolution.sampler_delta(1), privacy.relation, unit, most)
     n_rows = _count(session, table, guarantee)
@@ -204,11 +205,12 @@ def _plan(
     return release
 
 
-def _require_public_rows(model: registry.Model, table: SourceTable, definition_is_public: bool) -> None:
+def _require_public_rows(
+    model: models.Model, table: SourceTable, unit: str | None, definition_is_public: bool
+) -> None:
     """Refuse what may choose rows, or fail, by a private value."""
     if table.row_security:
         raise GuaranteeError(f"{shown(table.name)} has row-level security, so its rows depend on who asks")
-    unit = model.privacy.get("unit")
     used = [model.encoder["label"]["name"], *(column["name"] for column in model.encoder["columns"])]
     used += [unit] if unit else []
     computed = [name for name in used if table.columns[name].virtual]
@@ -222,7 +224,7 @@ def _require_public_rows(model: registry.Model, table: SourceTable, definition_i
         )
 
 
-def _clip(model: registry.Model, clip: float | None) -> float | None:
+def _clip(model: models.Model, clip: float | None) -> float | None:
     """The bound on a row's squared error: of label and prediction inside the label's bounds."""
     if model.task != "regression":
         if clip is not None:

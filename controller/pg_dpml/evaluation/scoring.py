@@ -18,7 +18,7 @@ from pg_dpml.kernels import FloatArray
 from pg_dpml.training.job import Result
 from pg_dpml.training.plan import Problem
 
-__all__ = ["errors", "rounding"]
+__all__ = ["LARGEST_SQUARED_ERROR", "errors", "rounding"]
 
 LARGEST_SQUARED_ERROR = 4.0
 """Of a label and a prediction in [-1, 1]; a row's squared error is clamped there, which makes it 1."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Which terms a run breaks, and which epsilon would keep them."""
+"""Terms of a budget that a run breaks, and an epsilon that would keep them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 def breach_of(
     budget: Budget, terms: Terms, priced: Priced, at_epsilon: Callable[[float], Priced], rest: Cost
 ) -> str | None:
-    """Which of the terms a run breaks, and what it may be instead; None if it keeps them.
+    """Describe the terms that a run breaks, with a value that keeps them; None if it keeps all.
 
-    `rest`: what is left of the budget, which advice keeps to as well.
+    `rest` is what is left of the budget; advice does not exceed it.
 
     Source: privacy/README.md, "Budgets".
     """
@@ -85,7 +85,7 @@ def _advice_for_less(
 
 
 def _cost_at(budget: Budget, at_epsilon: Callable[[float], Priced], epsilon: Decimal) -> Cost | None:
-    """What a run would cost at another epsilon; None if there cannot be such a run."""
+    """Cost of the run at another epsilon; None if no such run is possible."""
     try:
         return price(budget, *at_epsilon(float(epsilon)))
     except (GuaranteeError, SpecError):
@@ -95,7 +95,7 @@ def _cost_at(budget: Budget, at_epsilon: Callable[[float], Priced], epsilon: Dec
 def _most_affordable(
     budget: Budget, rest: Cost, least: Decimal, priced: Priced, at_epsilon: Callable[[float], Priced]
 ) -> Decimal | None:
-    """The largest epsilon of three digits of a run that costs at least `least` and at most `rest`, if any."""
+    """The largest epsilon of three digits at which a run costs from `least` to `rest`; None: no such."""
 
     def too_much(epsilon: Decimal) -> bool:
         cost = _cost_at(budget, at_epsilon, epsilon)
@@ -114,7 +114,7 @@ def _most_affordable(
 
 
 def affordable(budget: Budget, rest: Cost, priced: Priced, at_epsilon: Callable[[float], Priced]) -> str:
-    """What of a run that costs more than is left could be paid for, in words."""
+    """The largest epsilon that is left for a run that costs too much, in words; empty if none is."""
     least = limit_of(budget.rule, budget.min_epsilon, budget.delta).loss
     epsilon = _most_affordable(budget, rest, least, priced, at_epsilon)
     if epsilon is None:
@@ -123,7 +123,7 @@ def affordable(budget: Budget, rest: Cost, priced: Priced, at_epsilon: Callable[
 
 
 def least_epsilon(enough: Callable[[Decimal], bool]) -> Decimal | None:
-    """The least epsilon of three digits, from 1e-12 to 100, that is enough; None if none is."""
+    """The least epsilon of three digits, from 1e-12 to 100, that is enough; None if there is none."""
     found = bisect_left(_PLACES, True, key=lambda place: enough(_of_three_digits(place)))
     return _of_three_digits(found) if found < len(_PLACES) else None
 

@@ -2,7 +2,7 @@
 """Budgets as they are stored: tables dpml.budgets and dpml.budget_entries.
 
 A budget has the name of a data set, which no rename, dump or restore changes. Its entries are numbered, and
-nobody can add an entry without having seen the one before.
+adding one requires having seen the one before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from decimal import Decimal
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import BudgetError, GuaranteeError, SpecError
-from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import models
+from pg_dpml.ledger.records import TrainingRecord
 from pg_dpml.ledger.terms import Budget, Entry, Left, short
 from pg_dpml.names import did_you_mean, reads_as, shown, toml_text
 from pg_dpml.privacy.cost import Cost
@@ -45,7 +46,7 @@ def load_budget(session: Session, dataset: str) -> Budget:
     Raises
     ------
     SpecError
-        If it has none.
+        If the data set has no budget.
     """
     found = find_budget(session, dataset)
     if found is None:
@@ -76,7 +77,7 @@ def left_of(session: Session, budget: Budget) -> Left:
 
 
 def history(session: Session, dataset: str) -> list[Entry]:
-    """What was taken out of a budget, in order."""
+    """The entries of a budget, in order."""
     rows = session.fetch(
         sql.SQL(
             "SELECT turn, entered_at, entered_by, request, charge, loss, delta, terms "
@@ -89,14 +90,14 @@ def history(session: Session, dataset: str) -> list[Entry]:
 
 
 def close_budget(session: Session, dataset: str) -> Budget:
-    """End a budget: nothing more is charged to it. It is not opened again, unless nothing ever was.
+    """End a budget: nothing more is charged to it. It can be opened again only if nothing was charged.
 
     Raises
     ------
     SpecError
-        If there is none.
+        If there is no such budget.
     BudgetError
-        If it is closed already.
+        If the budget is already closed.
     """
     budget = load_budget(session, dataset)
     lock_budget(session, budget)
@@ -122,9 +123,9 @@ def charge_of(session: Session, dataset: str, request: str) -> int | None:
     return found[0][0] if found else None
 
 
-def dataset_of(session: Session, model: registry.Model, table: SourceTable) -> str | None:
+def dataset_of(session: Session, model: models.Model, table: SourceTable) -> str | None:
     """The data set whose budget a model was charged to, if `table` is what it was trained on."""
-    if model.charge is None or model.training.get("dataset") != table_name(table):
+    if model.charge is None or TrainingRecord.from_json(model.training).table_name != table_name(table):
         return None
     found = session.fetch(
         sql.SQL("SELECT dataset FROM dpml.budget_entries WHERE charge = %(charge)s"), {"charge": model.charge}
@@ -133,7 +134,7 @@ def dataset_of(session: Session, model: registry.Model, table: SourceTable) -> s
 
 
 def table_name(table: SourceTable) -> str:
-    """Schema and name of a table, as the ledger has them."""
+    """Schema and name of a table, as the ledger writes them."""
     return f"{table.schema}.{table.name}"
 
 
@@ -159,7 +160,7 @@ def _budget(
     shared: bool,
     *limit: Decimal,
 ) -> Budget:
-    """A row of _COLUMNS."""
+    """The budget in a row of _COLUMNS."""
     return Budget(
         *(dataset, opened_at, opened_by, rule, epsilon, delta, Relation(relation), unit, tuple(tables)),
         *(min_epsilon, min_delta, max_delta, Cost(*limit), shared),
@@ -173,8 +174,8 @@ def find_budget(session: Session, dataset: str) -> Budget | None:
 
 
 def lock_budget(session: Session, budget: Budget) -> None:
-    """Wait until nobody else charges this budget; what is read next sees what they did."""
-    # An advisory lock could be held by anyone who can connect; this takes a right to update.
+    """Wait until no other session charges this budget; later queries see what those sessions wrote."""
+    # Any role that can connect could hold an advisory lock; this lock requires the right to update.
     session.fetch(
         sql.SQL("SELECT FROM dpml.budgets WHERE dataset = %(dataset)s FOR NO KEY UPDATE"),
         {"dataset": budget.dataset},
@@ -182,7 +183,7 @@ def lock_budget(session: Session, budget: Budget) -> None:
 
 
 def require_open(budget: Budget, left: Left) -> None:
-    """Refuse a closed budget."""
+    """Raise BudgetError if the budget is closed."""
     if left.closed:
         raise BudgetError(
             f"the budget of data set {shown(budget.dataset)} is closed, so nothing is left for any run: "
@@ -191,11 +192,12 @@ def require_open(budget: Budget, left: Left) -> None:
 
 
 def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
-    """Refuse another unit of privacy than the budget's, with what to type.
+    """Reject any unit of privacy but the budget's.
 
     Raises
     ------
     GuaranteeError
+        The message says what to type.
     """
     meant = budget.unit
     if meant is not None and unit is not None:
@@ -216,7 +218,7 @@ def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
 
 
 def opening_command(budget: Budget) -> str:
-    """The command that opens a budget, without the terms of one run."""
+    """The command that opens a budget, without limits on single runs."""
     options = {
         "epsilon": [short(budget.epsilon)],
         "delta": [short(budget.delta)],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.session import Session
 from pg_dpml.errors import BudgetError, DpmlError, ResolutionError, SpecError
-from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import models
 from pg_dpml.ledger.advice import affordable, breach_of
 from pg_dpml.ledger.budgets import (
     charge_of,
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Charged(NamedTuple):
-    """A charge: its number in the ledger, and whether an earlier request by the same name had made it."""
+    """A charge: its number in the ledger, and whether an earlier run had made it under the same name."""
 
     entry: int
     repeated: bool
@@ -66,20 +66,20 @@ def charge(
     ----------
     session : Session
     table : SourceTable
-        That the run reads.
+        The table that the run reads.
     guarantee : Guarantee
     gaussian : Releases, PoissonSteps or None
         See `RunNoise.releases`.
     dataset : str or None
-        Whose budget to charge; None: that which lists the table, if any does.
+        Name of the budget to charge; None: the budget that lists the table, if there is one.
     model, method, n_rows, mechanism
-        See `registry.charge`.
+        See `models.charge`.
     at_epsilon : callable
-        Guarantee and Gaussian part of this run at another epsilon, for advice; may refuse it.
+        Returns guarantee and Gaussian part of this run at another epsilon, for advice; may raise an error.
     request : str or None
         Name of the charge, which is made once; None: a new one.
     terms : Terms or None
-        What it must keep to beside the terms of the budget.
+        Terms of the run besides those of the budget.
 
     Returns
     -------
@@ -94,8 +94,8 @@ def charge(
     SpecError
         If there is no such budget, or no budget that `request` could be of.
     DpmlError
-        In a transaction whose snapshot is older than the last entry: try again in a new one. At READ
-        COMMITTED, as every command uses, sessions wait for each other instead.
+        If the transaction's snapshot is older than the last entry: try again in a new one. At READ
+        COMMITTED, which every command uses, sessions wait for each other instead.
 
     Notes
     -----
@@ -138,7 +138,7 @@ def charge(
                 f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less{less}"
             )
         claim(session, budget, table)
-    entry = registry.charge(
+    entry = models.charge(
         session,
         dataset=table_name(table),
         model=model,
@@ -164,9 +164,9 @@ def outlook(
     dataset: str | None,
     at_epsilon: Callable[[float], Priced],
 ) -> Outlook | None:
-    """As `charge`, without charging: None where there is no budget, or the role may not read budgets.
+    """What `charge` would do; None if there is no budget, or the role may not read budgets.
 
-    A request's own terms are not looked at.
+    The terms of a registered data set are not considered.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def outlook(
 
 
 def accounting_of(session: Session, table: SourceTable, dataset: str | None) -> Accounting | None:
-    """How the budget adds up that a run is charged to: None where there is none, or the role may not read it.
+    """How the budget of a run adds up charges; None if there is no budget, or the role may not read it.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def refusal_of(
     at_epsilon: Callable[[float], Priced],
     terms: Terms | None = None,
 ) -> DpmlError:
-    """The refusal of an epsilon that is too small: that of the budget, where it asks for a larger one still.
+    """The error for an epsilon that is too small: the budget's own, if that requires a larger one still.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def refusal_of(
     table : SourceTable
     dataset : str or None
     error : ResolutionError
-        Which names the least epsilon that the precision of the noise allows.
+        The error that names the least epsilon which the precision of the noise allows.
     at_epsilon : callable
     terms : Terms or None
         As in `charge`.

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Which budget a table is in."""
+"""The budgets that a table is in: the first run of a budget that reads a table claims it."""
 
 from __future__ import annotations
 
 import shlex
 
-from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
+from pg_dpml.database.dependencies import tables_read
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.ledger.budgets import find_budget, load_budget, table_name
@@ -23,7 +24,7 @@ __all__ = [
 
 
 def missing_tables(session: Session, budget: Budget) -> list[str]:
-    """Tables a budget lists that are not there by this name, for a rename or a drop."""
+    """Tables that a budget lists and that do not exist by this name, after a rename or a drop."""
     rows = session.fetch(
         sql.SQL(
             "SELECT listed.name FROM pg_catalog.unnest(%(tables)s::text[]) AS listed (name) "
@@ -37,7 +38,7 @@ def missing_tables(session: Session, budget: Budget) -> list[str]:
 
 
 def readable_budget(session: Session, table: SourceTable, dataset: str | None) -> Budget | None:
-    """As `budget_of`; None too where the role may not read budgets."""
+    """Like `budget_of`; also None if the role may not read budgets."""
     (readable,) = session.fetch_one(
         sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.budgets', 'SELECT')")
     )
@@ -45,22 +46,22 @@ def readable_budget(session: Session, table: SourceTable, dataset: str | None) -
 
 
 def claim(session: Session, budget: Budget, table: SourceTable, *, listed: bool = False) -> None:
-    """Note that runs of a budget read a table; the first that does has it, and what it reads, for good.
+    """Claim a table, and the tables that it reads, for a budget; a claim is permanent.
 
-    `listed`: so that runs need not name the data set.
+    `listed`: whether runs on the table are charged to this budget without naming it.
 
     Raises
     ------
     GuaranteeError
-        If it is in another budget, itself or what it reads, and a superuser has not allowed that.
+        If the table, or one that it reads, is in another budget, and no superuser has allowed that.
     DpmlError
-        In a transaction whose snapshot is older than the last table that came into a budget.
+        If the transaction's snapshot is older than the latest claim.
 
     Notes
     -----
     Source: privacy/README.md, "Budgets".
     """
-    read = session.relations_read(table)
+    read = tables_read(session, table)
     new = session.fetch(
         sql.SQL(
             "SELECT number FROM pg_catalog.unnest(%(read)s::oid[]) AS new (number) WHERE NOT EXISTS (SELECT "
@@ -99,23 +100,25 @@ def claim(session: Session, budget: Budget, table: SourceTable, *, listed: bool 
 
 
 def budgets_on(session: Session, table: SourceTable) -> dict[str, tuple[bool, bool]]:
-    """Budgets that a table, or what it reads, is in: if they list it, and if they were closed unused."""
+    """Budgets of a table and of those that it reads: whether they list it, and were closed unused."""
     rows = session.fetch(
         sql.SQL("SELECT dataset, listed, unused FROM dpml.budgets_on(%(read)s::oid[]) ORDER BY dataset"),
-        {"read": session.relations_read(table)},
+        {"read": tables_read(session, table)},
     )
     return {dataset: (listed, unused) for dataset, listed, unused in rows}
 
 
 def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budget | None:
-    """The budget that a run is charged to; one that lists the table, or what it reads, cannot be passed by.
+    """The budget that a run is charged to; None if `dataset` is None and no budget lists the table.
+
+    A budget that lists the table, or one that it reads, cannot be avoided.
 
     Raises
     ------
     GuaranteeError
         If the table belongs to another data set than `dataset`.
     SpecError
-        If there is no budget of this name, or several that list the table and none is named.
+        If there is no budget of this name, or if none is named and several list the table.
     """
     found = budgets_on(session, table)
     used = [name for name, (_, unused) in found.items() if not unused]
@@ -138,12 +141,12 @@ def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budg
 
 
 def likely_units(session: Session, budget: Budget) -> list[str]:
-    """Columns of a budget's tables that look like a person's, where it has no unit of privacy."""
+    """Columns of a budget's tables that seem to identify persons; none if the budget has a unit."""
     if budget.unit is not None:
         return []
     columns: dict[str, None] = {}
     for name in budget.tables:
-        table = session.attempt(lambda name=name: session.relation(name))  # type: ignore[misc]
+        table = session.attempt(lambda name=name: look_up_table(session, name))  # type: ignore[misc]
         if not isinstance(table, DpmlError):
             found = table.columns.items()
             columns |= dict.fromkeys(name for name, kind in found if looks_like_person(name, kind.kind))

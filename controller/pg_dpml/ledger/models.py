@@ -52,17 +52,17 @@ class Model:
         Row-major; the intercept is the last feature.
     n_features : int
     encoder : mapping
-        What `dpml.encode` needs.
+        Argument of `dpml.encode`.
     privacy, training : mapping
-        The guarantee, and how the model was trained.
+        The guarantee, and how the model was trained; see `records`.
     charge : int or None
         Its row of dpml.ledger.
     whitening : ndarray of shape (n_features, n_features) or None
         P, symmetric: a score is <w, x> / ||P x||, and 0 where the norm is 0. None: <w, x>.
     created_at : datetime or None
-        Start of the transaction that stored it; None before.
+        Start of the transaction that stored it; None before that.
     owner : str or None
-        Role that it belongs to; None before it is stored: whoever stores it.
+        Role that owns it; None before it is stored: the role that stores it.
     granted_to : tuple of str
         Other roles that may read and apply it; "public": every role.
     """
@@ -92,7 +92,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Charge:
-    """One entry of the ledger: what a run or an evaluation spent."""
+    """One entry of the ledger: the cost of a run or an evaluation."""
 
     id: int
     charged_at: datetime
@@ -108,7 +108,7 @@ class Charge:
 
 
 def require_new_name(session: Session, name: str) -> None:
-    """Refuse a name that is taken, before anything is spent on it."""
+    """Reject a model's name that is taken or malformed."""
     if not name or len(name) > 200:
         raise SpecError("name must have 1 to 200 characters")
     require_text(name, "name")
@@ -131,7 +131,7 @@ def charge(
     n_rows: int,
     mechanism: Mapping[str, Any],
 ) -> int:
-    """Write what a run will spend; the caller commits before it reads a row.
+    """Write the cost of a run into the ledger; the caller commits before it reads a row.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def charge(
 
 
 def store_model(session: Session, model: Model) -> None:
-    """Insert a released model; the name must be new. Its owner is the current role if it names none."""
+    """Insert a released model, whose name must be new; without an owner, it is the current role's."""
     values = {
         "name": model.name,
         "method": model.method,
@@ -177,11 +177,11 @@ def store_model(session: Session, model: Model) -> None:
     if model.owner is not None:
         values["owner"] = model.owner
     session.execute(_insert("models", values), values)
-    session.must_last(f"model {shown(model.name)} may be stored, as dpml models tells")
+    session.must_last(f"model {shown(model.name)} may be stored, as dpml models shows")
 
 
 def _insert(table: str, values: Mapping[str, Any]) -> sql.Composed:
-    """A statement that adds one row to a table of the extension; its parameters have the columns' names."""
+    """Statement that adds a row to a table of the extension; its parameters are named like the columns."""
     return sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
         sql.Identifier("dpml", table),
         sql.SQL(", ").join(map(sql.Identifier, values)),
@@ -211,7 +211,7 @@ def _model(row: dict[str, Any]) -> Model:
 
 
 def list_models(session: Session) -> list[Model]:
-    """Every model that the role may see, by name; without the whitening, which may be megabytes a model."""
+    """All models that the role may see, by name, without their whitening, which may be megabytes each."""
     shown = [column for column in _COLUMNS if column != "whitening"]
     return _models(session, sql.SQL("ORDER BY name"), {}, shown)
 
@@ -234,7 +234,7 @@ def load_model(session: Session, name: str) -> Model:
     Raises
     ------
     SpecError
-        If there is none that the role may see.
+        If there is no such model that the role may see.
     """
     model = find_model(session, name)
     if model is None:
@@ -253,7 +253,7 @@ def drop_model(session: Session, name: str) -> None:
     Raises
     ------
     SpecError
-        If there is none, or it belongs to another role.
+        If there is no such model, or it belongs to another role.
     """
     model = load_model(session, name)
     (dropped,) = session.fetch_one(sql.SQL("SELECT dpml.drop_model(%(name)s)"), {"name": name})
@@ -273,7 +273,7 @@ def grant_model(session: Session, name: str, role: str) -> Model:
 
 
 def without_right_to_apply(session: Session, role: str) -> str | None:
-    """The exact name of a role that may apply no model; None if it may, as dpml_analyst and "public"."""
+    """The exact name of a role that may not apply models; None if it may, or is "public"."""
     if role.lower() == _EVERYBODY:
         return None
     role = require_role(session, role, "role")
@@ -282,7 +282,7 @@ def without_right_to_apply(session: Session, role: str) -> str | None:
 
 
 def revoke_model(session: Session, name: str, role: str) -> Model:
-    """Take a grant of a model back.
+    """Revoke a grant of a model.
 
     Raises
     ------
@@ -299,7 +299,7 @@ def revoke_model(session: Session, name: str, role: str) -> Model:
 
 
 _EVERYBODY = "public"
-"""No role can be called so."""
+"""PostgreSQL reserves this name: no role can have it."""
 
 _REVOKE = sql.SQL("pg_catalog.array_remove(granted_to, %(role)s::name)")
 _GRANT = sql.SQL("pg_catalog.array_append({}, %(role)s::name)").format(_REVOKE)
@@ -316,7 +316,7 @@ def _change_grants(session: Session, name: str, role: str, granted_to: sql.Compo
 
 
 def _require_ours(model: Model, changed: int) -> None:
-    """Row-level security lets statements about other roles' models touch no row."""
+    """Raise an error if row-level security let a statement change no model."""
     if changed == 0:
         raise SpecError(
             f"model {shown(model.name)} belongs to {shown(model.owner or '')}, and only a member of that "
@@ -325,12 +325,12 @@ def _require_ours(model: Model, changed: int) -> None:
 
 
 def require_role(session: Session, role: str, argument: str) -> str:
-    """The exact name of a role that is named by it, or as in SQL.
+    """The exact name of a role that is written exactly so, or as in SQL.
 
     Raises
     ------
     SpecError
-        If there is no such role, in the name of the argument that it was given as.
+        If there is no such role; the message begins with the name of the argument.
     """
     known = [name for (name,) in session.fetch(sql.SQL("SELECT rolname FROM pg_catalog.pg_roles"))]
     found = reads_as(role, known)
@@ -341,7 +341,7 @@ def require_role(session: Session, role: str, argument: str) -> str:
 
 
 def charges_of(session: Session, dataset: str) -> list[Charge] | None:
-    """What was spent on a table, in order; None if the role may not read the ledger."""
+    """The charges of a table, in order; None if the role may not read the ledger."""
     (allowed,) = session.fetch_one(sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.ledger', 'SELECT')"))
     if not allowed:
         return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from decimal import Decimal
 
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.ledger.advice import least_epsilon
@@ -24,7 +25,7 @@ __all__ = [
 _MOST_EPSILON = {"basic": Decimal(1000), **dict.fromkeys(("zcdp", "gdp"), Decimal(int(MOST_EPSILON)))}
 _LEAST_DELTA = Decimal("1e-100")
 _LEAST_SHARE = Decimal("0.001")
-"""What a charge costs at least of a budget, unless its owner says otherwise."""
+"""Default of the least share of a budget that one charge costs."""
 
 
 def open_budget(
@@ -42,7 +43,7 @@ def open_budget(
     max_delta: Decimal | None = None,
     shared: bool = False,
 ) -> Budget:
-    """Set the limit of a data set: once and for all, as soon as something is charged to it.
+    """Set the limit of a data set; it can be changed until something is charged to it.
 
     Parameters
     ----------
@@ -55,16 +56,16 @@ def open_budget(
         In [1e-30, 1) for rule "basic", else in [1e-100, 1).
     rule : {"basic", "zcdp", "gdp"}
     relation : Relation
-        Runs with guarantees of the other one are converted.
+        Guarantees under the other relation are converted.
     unit : str or None
         Column that is the unit of privacy of every run.
     tables : tuple of str
-        Tables and views, as in SQL, whose runs are charged here although they do not name the data set.
+        Tables and views, as in SQL, whose runs are charged here even if they do not name the data set.
     min_epsilon : Decimal or None
-        What one charge must cost at least, in (0, epsilon]: epsilon at this delta, by this rule and relation.
+        Least cost of one charge, in (0, epsilon]: epsilon at this delta, by this rule and relation.
         None: a thousandth of the budget, rounded up to three digits of epsilon.
     min_delta, max_delta : Decimal or None
-        Bounds on the delta of one run's own guarantee, in [0, delta]; None: `delta`.
+        Bounds on the delta of the guarantee of one run, in [0, delta]; None: `delta`.
     shared : bool
         Allow tables that are in another budget already; only a superuser may.
 
@@ -77,7 +78,7 @@ def open_budget(
     SpecError
         If an argument is outside its domain, or something was charged to the budget of this name.
     GuaranteeError
-        If a table is in another budget, itself or what it reads, as far as the catalog knows.
+        If a table, or one that it reads by the catalog, is in another budget.
     """
     if not dataset.strip() or len(dataset) > 200:
         raise SpecError("dataset must have 1 to 200 characters")
@@ -106,7 +107,7 @@ def open_budget(
                 f"data set {shown(dataset)} has a budget that runs were charged to, which is never made "
                 f"larger: dpml budget show {shlex.quote(dataset)} says what is left"
             )
-    found = list({table.oid: table for table in map(session.relation, tables)}.values())
+    found = list({table.oid: table for table in (look_up_table(session, name) for name in tables)}.values())
     for listed in found:
         unit = None if unit is None else listed.column(unit, "unit")
     limit = limit_of(rule, epsilon, delta)
@@ -117,7 +118,7 @@ def open_budget(
         )
     if max_delta is None:
         max_delta = delta
-    Terms("", min_epsilon, epsilon, min_delta, max_delta)  # which refuses what makes no sense
+    Terms("", min_epsilon, epsilon, min_delta, max_delta)  # an error if they contradict each other
     if max_delta > delta:
         raise SpecError(
             f"max_delta must be at most {short(delta)}, the delta of the budget, not {short(max_delta)}"

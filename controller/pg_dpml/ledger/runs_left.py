@@ -28,11 +28,11 @@ class Runs:
     ----------
     count : int
     epsilon, delta : Decimal
-        Of each.
+        Guarantee of each run.
     method : str
     exact : bool
-        Whether this very run was charged before; else its noise was assumed to be Gaussian, or K-norm where
-        its delta is 0, and its delta to be as large as it may be.
+        Whether such a run was charged before. Otherwise its noise is assumed to be Gaussian (K-norm if its
+        delta is 0), and its delta the largest allowed.
     """
 
     count: int
@@ -43,7 +43,7 @@ class Runs:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The number of runs in words."""
         run = f"epsilon = {short(self.epsilon)} and delta = {asked(self.delta)} by {self.method}"
         models = "model" if self.count == 1 else "models"
         if self.exact:
@@ -52,9 +52,9 @@ class Runs:
 
 
 def runs_left(session: Session, budget: Budget, left: Left) -> list[Runs]:
-    """How many more runs fit: such as the last one, and, where none does or there was none, smaller ones.
+    """Numbers of runs that still fit: runs like the last one, and smaller runs if none of those fits.
 
-    Counted by the costs that runs are charged, which add up.
+    The costs of the runs add up.
     """
     if left.closed:
         return []
@@ -75,7 +75,7 @@ def runs_left(session: Session, budget: Budget, left: Left) -> list[Runs]:
 
 
 def _usual_runs(budget: Budget, rest: Cost) -> Runs | None:
-    """Runs of a round epsilon of which a handful fits."""
+    """Runs with a round epsilon of which a few fit; None if none does."""
     worth = epsilon_of(budget.rule, rest.loss, budget.delta - budget.limit.delta)
     if worth <= 0.0:
         return None
@@ -95,6 +95,6 @@ def _usual_runs(budget: Budget, rest: Cost) -> Runs | None:
 
 
 def _count(rest: Cost, cost: Cost) -> int:
-    """How often a cost fits into what is left."""
+    """How many times a cost fits into what is left."""
     pairs = ((rest.loss, cost.loss), (rest.delta, cost.delta))
     return min((max(Fraction(left) // Fraction(one), 0) for left, one in pairs if one > 0), default=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What a budget allows, what is left of it, and the words for both."""
+"""Budgets, their terms, and what is left of them, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
 LEAST_BASIC_DELTA = Decimal("1e-30")
 
 Priced = tuple[Guarantee, GaussianRun | None]
-"""What a run's cost follows from; the second: see `RunNoise.releases`."""
+"""A run's guarantee and the Gaussian part of its noise, which determine its cost; see `price`."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What one charge must keep to, whatever is left of the budget.
+    """Limits of one charge, whatever is left of the budget.
 
     Attributes
     ----------
     source : str
-        Where they stand and whose they are, in words.
+        Where the terms are written and whose they are, in words.
     min_epsilon, max_epsilon : Decimal
-        What it must cost at least and may cost at most, 0 < min_epsilon <= max_epsilon: epsilon at the
-        budget's delta, by the budget's rule and relation.
+        Least and largest cost, 0 < min_epsilon <= max_epsilon: epsilon at the budget's delta, by the budget's
+        rule and relation.
     min_delta, max_delta : Decimal
-        Bounds on the delta of its own guarantee, 0 <= min_delta <= max_delta < 1.
+        Bounds on the delta of the run's own guarantee, 0 <= min_delta <= max_delta < 1.
     any_passes : bool
-        Whether the number of its passes may depend on the rows.
+        Whether the number of passes may depend on the rows.
     """
 
     source: str
@@ -79,11 +79,12 @@ class Terms:
             )
 
     def require_within(self, outer: Terms) -> None:
-        """Refuse terms that allow another epsilon or another delta than `outer` does.
+        """Check that these terms allow no epsilon and no delta that `outer` does not.
 
         Raises
         ------
         SpecError
+            If they do.
         """
         for name, bound, loose in (
             ("min_epsilon", f"at least {short(outer.min_epsilon)}", self.min_epsilon < outer.min_epsilon),
@@ -96,7 +97,7 @@ class Terms:
 
     @property
     def meaning(self) -> str:
-        """What they ask for, in words."""
+        """The terms in words."""
         return (
             f"epsilon from {short(self.min_epsilon)} to {short(self.max_epsilon)}, "
             f"delta from {short(self.min_delta)} to {short(self.max_delta)}"
@@ -105,7 +106,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Budget:
-    """What all runs on a data set together may spend; see dpml.budgets."""
+    """The most that all runs on a data set may spend together; see dpml.budgets."""
 
     dataset: str
     opened_at: datetime
@@ -124,7 +125,7 @@ class Budget:
 
     @property
     def terms(self) -> Terms:
-        """What every charge must keep to."""
+        """Terms of every charge."""
         return Terms(
             f"the budget of data set {shown(self.dataset)} (opened by role {shown(self.opened_by)})",
             self.min_epsilon,
@@ -140,7 +141,7 @@ class Budget:
 
     @property
     def meaning(self) -> str:
-        """What it allows, in words."""
+        """The limit in words."""
         return f"epsilon = {short(self.epsilon)}, delta = {short(self.delta)} by rule {self.rule}"
 
     def worth(self, loss: Decimal) -> float:
@@ -170,9 +171,9 @@ class Left:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was taken out of a budget; `charge` is None where it was closed, or opened again.
+    """An entry of a budget; `charge` is None where the budget was closed, or opened again.
 
-    `terms` has what it was until it was opened again. See dpml.budget_entries.
+    `terms` are those that were valid until it was opened again. See dpml.budget_entries.
     """
 
     turn: int
@@ -187,7 +188,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a run would take out of its budget, what is left of that, and which terms it would break."""
+    """The cost of a planned run, what is left of its budget, and the terms that it would break."""
 
     budget: Budget
     cost: Cost
@@ -208,7 +209,7 @@ def exact(number: float) -> Decimal:
 
 
 def price(budget: Budget, guarantee: Guarantee, gaussian: GaussianRun | None) -> Cost:
-    """What a run with this guarantee and noise costs of a budget."""
+    """Cost of a run with this guarantee and noise, in the units of a budget."""
     return cost_of(
         budget.rule,
         exact(guarantee.epsilon),
@@ -220,10 +221,10 @@ def price(budget: Budget, guarantee: Guarantee, gaussian: GaussianRun | None) ->
 
 
 def asked(delta: Decimal) -> str:
-    """A run's delta as it was asked for: that of the sampler alone is what delta = 0 is reported as."""
+    """A run's delta in words; a delta that only the sampler needs is 0."""
     return "0" if delta < LEAST_BASIC_DELTA else short(delta)
 
 
 def short(number: Decimal) -> str:
-    """As it is where that is short, else to six digits."""
+    """A number in words: exact if it has at most twelve digits, else to six digits."""
     return f"{float(number):.{12 if len(number.as_tuple().digits) <= 12 else 6}g}"

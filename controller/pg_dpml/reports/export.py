@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pg_dpml.database.catalog import ColumnType
+from pg_dpml.blocks.encoder import completed
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import sql
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import TARGET_NORM
@@ -164,7 +165,7 @@ def _parts(
 ) -> Iterable[_Part]:
     """The columns in the encoder's order, then the intercept; `weights` has a row a score."""
     at = 0
-    for i, column in enumerate(model.encoder["columns"], 1):
+    for i, column in enumerate(map(completed, model.encoder["columns"]), 1):
         width = _width(column)
         own = weights[:, at : at + width].tolist()
         yield _column(i, column, types.get(column["name"]), own)
@@ -176,7 +177,7 @@ def _parts(
 def _width(column: Mapping[str, Any]) -> int:
     if column["kind"] == "category":
         return len(column["levels"])
-    return int(column.get("length", 1))
+    return int(column["length"])
 
 
 def _column(
@@ -188,7 +189,7 @@ def _column(
     if column["kind"] == "array":
         return _array(i, column, name, column_type, weights)
     if column["kind"] == "boolean":
-        no = -1 if column.get("scale", "center") == "center" else 0
+        no = -1 if column["scale"] == "center" else 0
         value = f"(CASE WHEN {name} THEN 1 WHEN NOT {name} THEN {no} ELSE 0 END)::float8"
     else:
         value = _scaled(column, _as_float(name, column_type.kind if column_type else "number"))
@@ -207,20 +208,19 @@ def _as_float(name: str, kind: str) -> str:
 
 def _scaled(column: Mapping[str, Any], value: str) -> str:
     """Clamped and scaled; NULL, NaN and what has no finite clamp are 0."""
-    scale, sd = column.get("scale", "center"), float(column.get("sd") or 1.0)
-    mean = float(column.get("mean") or 0.0)
-    lower, upper = column.get("lower"), column.get("upper")
+    scale, mean, sd = column["scale"], float(column["mean"]), float(column["sd"])
+    lower, upper = column["lower"], column["upper"]
     least = mean - LARGEST * sd if lower is None else float(lower)
     most = mean + LARGEST * sd if upper is None else float(upper)
     bad = ["NaN", *(["-Infinity"] if lower is None else []), *(["Infinity"] if upper is None else [])]
     usable = f"{value} NOT IN ({', '.join(repr(word) for word in bad)})"
     number = f"least(greatest({value}, {_number(least)}), {_number(most)})"
-    if column.get("log1p"):
+    if column["log1p"]:
         number = f"ln(1 + {number})"
     if scale == "standard":
         scaled = f"({number} - {_number(mean)}) / {_number(sd)}"
     else:
-        ends = [f"ln(1 + {_number(b)})" if column.get("log1p") else _number(b) for b in (least, most)]
+        ends = [f"ln(1 + {_number(b)})" if column["log1p"] else _number(b) for b in (least, most)]
         scaled = f"({number} - {ends[0]}) / ({ends[1]} - {ends[0]})"
         scaled = f"2 * {scaled} - 1" if scale == "center" else scaled
     return f"CASE WHEN {usable} THEN {scaled} ELSE 0 END"
@@ -255,7 +255,7 @@ def _operand(name: str, column_type: ColumnType | None) -> _Operand:
 def _category(i: int, column: Mapping[str, Any], operand: _Operand, weights: list[list[float]]) -> _Part:
     """One-hot times weights is a lookup; centring takes the mean weight off a known level."""
     n_levels = len(column["levels"])
-    centered = column.get("centered", True)
+    centered = column["centered"]
     literals = [operand.level(level) for level in column["levels"]]
     known = [literal for literal in literals if literal is not None]
     values = {}

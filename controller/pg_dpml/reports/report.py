@@ -11,22 +11,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pg_dpml.errors import OWNER_ONLY
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.evaluation.noisy_error import NoisyError
 from pg_dpml.ledger.models import Model
+from pg_dpml.ledger.records import PrivacyRecord
 from pg_dpml.ledger.terms import Outlook
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import belief_text, odds_factor, posterior, protected
+from pg_dpml.runs.candidates import setting_text
 from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.runs.train import Alternative, TrainResult
-from pg_dpml.runs.tuning import TuneResult, setting_text
-from pg_dpml.spec.relation import Relation
+from pg_dpml.runs.tuning import TuneResult
+from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.plan import Plan
 
 __all__ = [
+    "COMPARISON_HEAD",
+    "NOT_PRIVATE",
     "WHITENED",
     "Coefficient",
     "coefficients",
@@ -53,6 +56,7 @@ __all__ = [
     "result_text",
     "tuning_record",
     "tuning_text",
+    "unit_text",
 ]
 
 NOT_PRIVATE = "NOT PRIVATE: for comparison only; do not publish this model or its figures."
@@ -71,14 +75,7 @@ def guarantee_of(model: Model) -> Guarantee | None:
     """The guarantee that a stored model was released with."""
     if not model.private:
         return None
-    privacy = model.privacy
-    return Guarantee(
-        privacy["epsilon"],
-        privacy["delta"],
-        Relation(privacy["relation"]),
-        privacy.get("unit"),
-        privacy.get("max_rows_per_unit", 1),
-    )
+    return PrivacyRecord.from_json(model.privacy).guarantee
 
 
 def unit_text(guarantee: Guarantee) -> str:

@@ -4,28 +4,25 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks.blocks import Blocks
-from pg_dpml.blocks.packing import PackedRows
-from pg_dpml.blocks.portions import pack_portions
 from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import Source, resolve
 from pg_dpml.database.database import Database
-from pg_dpml.database.session import Session, sql
-from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError, owner_stamp
-from pg_dpml.evaluation import scoring
-from pg_dpml.ledger.charged import failure_text
-from pg_dpml.names import did_you_mean, shown, visible
-from pg_dpml.runs.train import Alternative, alternative, problem_of, run_method, start_run
+from pg_dpml.database.session import Session
+from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
+from pg_dpml.ledger.transaction import failure_text
+from pg_dpml.names import did_you_mean, visible
+from pg_dpml.runs.splits import Split
+from pg_dpml.runs.train import Alternative, alternative, problem_of, start_run
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.tables.measuring import LeftOut, count_left_out
-from pg_dpml.training.job import Job, Progress
+from pg_dpml.tables.labels import LeftOut, count_left_out
+from pg_dpml.tables.stamp import owner_stamp
+from pg_dpml.training.job import Progress
 from pg_dpml.training.method import methods as registered
 from pg_dpml.training.plan import Plan, Problem
 
@@ -346,7 +343,9 @@ def _measure_splits(
     """
     try:
         with owner_stamp(not public):
-            majority = _measure_each_split(session, source, n_test, runs, splits, progress or _no_report)
+            majority = _measure_each_split(
+                session, source, n_test, runs, splits, progress or (lambda phase, done, total: None)
+            )
             # Last, so that no frame of a failure holds values of rows.
             with session.owners_path():
                 return count_left_out(session, source), majority
@@ -366,7 +365,7 @@ def _measure_each_split(
     majority = []
     for number in range(splits):
         with session.discarded():
-            split = _Split(session, source, planned[0][1].problem, n_test)
+            split = Split(session, source, planned[0][1].problem, n_test)
             majority += split.majority()
             for place, (run, plan) in enumerate(planned):
                 report("models", number * len(planned) + place, splits * len(planned))
@@ -376,66 +375,3 @@ def _measure_each_split(
                 run.seconds.append(seconds)
     report("models", splits * len(planned), splits * len(planned))
     return (ComparisonEntry(MAJORITY, None, tuple(majority)),) if majority else ()
-
-
-class _Split:
-    """Two random portions of the units, packed."""
-
-    def __init__(self, session: Session, source: Source, problem: Problem, n_test: int) -> None:
-        self.session = session
-        self.source = source
-        self.problem = problem
-        self.trained, self.tested = pack_portions(session, source, (problem.n_units, n_test))
-        self.n_labels, self.spread = self._labels()
-
-    def _labels(self) -> tuple[int, float]:
-        """Test rows with a declared label; regression: their sum of squared distances from the mean."""
-        summary = sql.SQL("pg_catalog.count(*), coalesce(pg_catalog.var_pop(u.y), 0)")
-        ((n_labels, variance),) = self.session.fetch(_labelled(summary, self.tested))
-        label = self.source.encoder["label"]["name"]
-        if n_labels == 0:
-            raise SpecError(f"label {shown(label)}: no row of a test portion has a declared value")
-        if self.problem.task == "regression" and variance == 0.0:
-            raise SpecError(
-                f"label {shown(label)} has a single value in a test portion, so that R squared is undefined"
-            )
-        return n_labels, n_labels * variance
-
-    def majority(self) -> list[float]:
-        """Accuracy of always naming the training portion's most frequent class; empty for a regression."""
-        if self.problem.task == "regression":
-            return []
-        trained, tested = self._classes(self.trained), self._classes(self.tested)
-        most_frequent = max(sorted(trained), key=lambda y: trained[y], default=0.0)
-        return [tested.get(most_frequent, 0) / self.n_labels]
-
-    def _classes(self, packed: PackedRows) -> dict[float, int]:
-        """Rows of every class that has any."""
-        counts = sql.SQL("u.y, pg_catalog.count(*)")
-        return dict(self.session.fetch(_labelled(counts, packed) + sql.SQL("GROUP BY u.y")))
-
-    def measure(self, plan: Plan) -> tuple[float, int | None, float]:
-        """Figure, passes and seconds of a model; the portions stay as they are."""
-        with self.session.discarded():
-            started = time.monotonic()
-            result = run_method(Job(Blocks(self.session, self.source, self.trained), plan, _no_report))
-            seconds = time.monotonic() - started
-            tested = Blocks(self.session, self.source, self.tested)
-            (errors,) = scoring.errors(tested, self.problem, [result])
-        if self.problem.task == "regression":
-            value = 1.0 - float(scoring.LARGEST_SQUARED_ERROR * errors / self.spread)
-        else:
-            value = 1.0 - float(errors / self.n_labels)
-        return value, result.passes, seconds
-
-
-def _labelled(select: sql.SQL, packed: PackedRows) -> sql.Composed:
-    """A query of packed rows u that have a declared label: the others are zero rows of label 0."""
-    return sql.SQL(
-        "SELECT {} FROM {} AS b, dpml.unpack(b.block) AS u (x, y) "
-        "WHERE (u.y <> 0 OR 0::pg_catalog.float4 <> ANY (u.x)) "
-    ).format(select, packed.blocks)
-
-
-def _no_report(phase: str, done: int, total: int) -> None:
-    """Progress of one model among many is of no interest."""

@@ -21,7 +21,8 @@ from pg_dpml.database.versions import versions
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
-from pg_dpml.ledger.charged import run_charged
+from pg_dpml.ledger.records import PrivacyRecord, TrainingRecord
+from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.resolution import with_least_epsilon
 from pg_dpml.spec.data import DataSpec
@@ -239,7 +240,7 @@ def train_model(
             registry.require_new_name(session, name)
         return charged
 
-    def work(
+    def body(
         session: Session, begun: tuple[Source, Plan], charged: charging.Charged | None
     ) -> tuple[registry.Model, int | None]:
         entry = None if charged is None else charged.entry
@@ -249,7 +250,7 @@ def train_model(
         database,
         decide=begin,
         charge=None if privacy is None else charge,
-        work=work,
+        body=body,
         store=lambda session, released: registry.store_model(session, released[0]),
         what="the run",
         undone="no model was stored",
@@ -401,7 +402,7 @@ def _made_before(session: Session, charge: int, decided: Plan, name: str) -> Tra
             f"request: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new run "
             "draws new noise and is charged again: give it a new request"
         )
-    return TrainResult(model, decided, model.training["passes"], None)
+    return TrainResult(model, decided, TrainingRecord.from_json(model.training).passes, None)
 
 
 def spent_text(guarantee: Guarantee | None, charge: int | None) -> str:
@@ -467,33 +468,27 @@ def released_model(
         whitening=result.whitening,
         n_features=source.n_features,
         encoder=source.encoder,
-        privacy=_privacy_record(decided),
-        training={
-            "dataset": f"{source.table.schema}.{source.table.name}",
-            "where": source.where,
-            "n_units": decided.problem.n_units,
-            "passes": result.passes,
-            "features": list(source.feature_names),
-            "versions": versions(session),
-        }
-        | decided.work.record(decided.problem.n_units)
-        | ({} if tuning is None else {"tuning": dict(tuning)}),
+        privacy=_privacy_record(decided).to_json(),
+        training=TrainingRecord(
+            table_name=f"{source.table.schema}.{source.table.name}",
+            where=source.where,
+            n_units=decided.problem.n_units,
+            passes=result.passes,
+            features=source.feature_names,
+            versions=versions(session),
+            method=decided.work.record(decided.problem.n_units),
+            tuning=tuning,
+        ).to_json(),
         charge=charge,
         owner=owner,
     )
 
 
-def _privacy_record(decided: Plan) -> dict[str, Any]:
-    unit = {"unit": decided.problem.unit, "max_rows_per_unit": decided.problem.max_rows_per_unit}
+def _privacy_record(decided: Plan) -> PrivacyRecord:
+    protects = decided.problem.unit, decided.problem.max_rows_per_unit
     if decided.guarantee is None or decided.noise is None:
-        return {"private": False} | unit
-    return unit | {
-        "private": True,
-        "epsilon": decided.guarantee.epsilon,
-        "delta": decided.guarantee.delta,
-        "relation": decided.guarantee.relation.value,
-        "noise": decided.noise.record(),
-    }
+        return PrivacyRecord(*protects)
+    return PrivacyRecord(*protects, decided.guarantee, decided.noise.record())
 
 
 def run_method(job: Job) -> Result:

@@ -8,34 +8,29 @@ no more than one candidate: privacy/README.md, "Private tuning".
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.portions import equal_sizes, pack_portions
 from pg_dpml.blocks.preparing import require_runnable
-from pg_dpml.blocks.query import count_units, from_clause
+from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import Source, resolve
 from pg_dpml.database.database import Database
-from pg_dpml.database.session import Session, sql
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.database.session import Session
+from pg_dpml.errors import SpecError
 from pg_dpml.evaluation import scoring
-from pg_dpml.evaluation.metrics import left_out_words
-from pg_dpml.ledger import charging
-from pg_dpml.ledger import models as registry
-from pg_dpml.ledger.charged import run_charged
-from pg_dpml.names import shown, visible
+from pg_dpml.ledger import charging, models
+from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.privacy import selection
-from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.runs.candidates import plan_candidates, tuning_record
 from pg_dpml.runs.grid import Grid
+from pg_dpml.runs.public_scores import PublicScores, score_on_public_rows
 from pg_dpml.runs.train import (
     TrainResult,
     charged_problem,
-    plan_problem,
-    problem_of,
     released_model,
     run_method,
     spent_text,
@@ -44,40 +39,13 @@ from pg_dpml.runs.train import (
 )
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.tables.measuring import LeftOut, count_left_out
 from pg_dpml.training.job import Job, Progress, Result
 from pg_dpml.training.plan import Plan
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-__all__ = ["PublicScores", "TuneResult", "setting_text", "tune"]
-
-SCORED_SHARE = 3
-"""One unit in so many of a public table is kept for scoring."""
-
-
-@dataclass(frozen=True)
-class PublicScores:
-    """How the candidates did on a public table.
-
-    Attributes
-    ----------
-    table : str
-    n_trained, n_scored : int
-        Units they were trained and scored on.
-    errors : tuple of float
-        Of each candidate: rows predicted wrongly; for a number to predict, the squared errors
-        in units of half the label's range, each divided by 4.
-    left_out : LeftOut
-        Rows of the table without a declared label, which teach nothing and count as no error.
-    """
-
-    table: str
-    n_trained: int
-    n_scored: int
-    errors: tuple[float, ...]
-    left_out: LeftOut
+__all__ = ["TuneResult", "tune"]
 
 
 @dataclass(frozen=True)
@@ -202,9 +170,9 @@ def _tune_privately(
 ) -> TuneResult:
     started = time.monotonic()
 
-    def work(
+    def body(
         session: Session, tuning: _Tuning, charged: charging.Charged | None
-    ) -> tuple[registry.Model, Plan, Result, int]:
+    ) -> tuple[models.Model, Plan, Result, int]:
         assert charged is not None
         return _run(session, tuning, charged.entry, report)
 
@@ -212,8 +180,8 @@ def _tune_privately(
         database,
         decide=lambda session: _decide_tuning(session, data, privacy, grid, name),
         charge=_charge,
-        work=work,
-        store=lambda session, released: registry.store_model(session, released[0]),
+        body=body,
+        store=lambda session, released: models.store_model(session, released[0]),
         what="the run",
         undone="no model was stored",
         interrupted="interrupted: the work tables are dropped, no model was stored",
@@ -239,7 +207,9 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
             f"not {n_units}: take a smaller grid"
         )
     sizes = equal_sizes(n_units, n_portions)
-    plans = _plans(source, sizes[:-1], data, replace(privacy, delta=privacy.delta_for(n_units)), grid)
+    plans = plan_candidates(
+        source, sizes[:-1], data, replace(privacy, delta=privacy.delta_for(n_units)), grid
+    )
     guarantees = [plan.guarantee for plan in plans if plan.guarantee is not None]
     assert len(guarantees) == len(plans)  # privacy is not None
     used = sizes[-1] * data.max_rows_per_unit
@@ -259,40 +229,8 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     )
 
 
-def _plans(
-    source: Source,
-    sizes: tuple[int, ...],
-    data: DataSpec,
-    privacy: PrivacySpec | None,
-    grid: Grid,
-    budget: Accounting | None = None,
-) -> tuple[Plan, ...]:
-    """Each candidate's plan for its number of units; an error names the candidate.
-
-    `budget`: of the run that trains the winner on all rows. Private tuning is charged by its epsilon and
-    delta alone, whatever the noise.
-    """
-    plans = []
-    for setting, candidate, size in zip(grid.settings, grid.candidates, sizes, strict=True):
-        try:
-            if not candidate.chosen.private and privacy is not None:
-                raise SpecError(f"method {candidate.method} is not private and cannot be tuned under epsilon")
-            if candidate.get("fresh_order") and data.unit is not None:
-                raise SpecError("fresh_order does not go with a unit of privacy here: leave it out")
-            problem = replace(problem_of(source, size, data), budget=budget)
-            plans.append(plan_problem(problem, privacy, candidate))
-        except (SpecError, GuaranteeError) as error:
-            raise type(error)(f"candidate {setting_text(setting)}: {error}") from None
-    return tuple(plans)
-
-
-def setting_text(setting: Mapping[str, Any]) -> str:
-    """What tells a candidate from the others, in words."""
-    return ", ".join(f"{key} = {value}" for key, value in setting.items())
-
-
 def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
-    registry.require_new_name(session, tuning.name)
+    models.require_new_name(session, tuning.name)
     candidates = [
         {"method": plan.method, "setting": dict(setting)}
         | ({} if plan.noise is None else plan.noise.record())
@@ -322,7 +260,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
 
 def _run(
     session: Session, tuning: _Tuning, charge: int, report: Progress
-) -> tuple[registry.Model, Plan, Result, int]:
+) -> tuple[models.Model, Plan, Result, int]:
     """Deal out, train, score and choose, in one transaction; the other models end with it."""
     report("pack", 0, 1)
     start_run(session)
@@ -337,16 +275,11 @@ def _run(
     chosen = selection.choose(errors, tuning.spread, tuning.epsilon)
     blocks.drop()
     plan = replace(tuning.plans[chosen], guarantee=tuning.guarantee)
-    record = _record(tuning.grid, chosen) | {"n_units": tuning.n_units, "portions": list(tuning.sizes)}
+    record = tuning_record(tuning.grid, chosen) | {"n_units": tuning.n_units, "portions": list(tuning.sizes)}
     model = released_model(
         session, tuning.source, plan, tuning.data, tuning.name, charge, results[chosen], record
     )
     return model, plan, results[chosen], chosen
-
-
-def _record(grid: Grid, chosen: int) -> dict[str, Any]:
-    """How a model's settings were chosen, as it is stored with the model."""
-    return {"candidates": [dict(setting) for setting in grid.settings], "chosen": dict(grid.settings[chosen])}
 
 
 def _tune_on_public_rows(
@@ -365,64 +298,13 @@ def _tune_on_public_rows(
             privacy = replace(privacy, delta=privacy.delta_for(n_units))
         budget = charged_problem(session, source, n_units, data, privacy).budget
         # What would be refused on the private rows is refused before any work.
-        _plans(source, (n_units,) * len(grid.candidates), data, privacy, grid, budget)
-        registry.require_new_name(session, name)
+        plan_candidates(source, (n_units,) * len(grid.candidates), data, privacy, grid, budget)
+        models.require_new_name(session, name)
         public = replace(data, table=table, where=None, definition_is_public=True)
-        scores = _score_on_public_rows(session, source, public, privacy, grid, budget, report)
+        scores = score_on_public_rows(session, source, public, privacy, grid, budget, report)
     chosen = min(range(len(scores.errors)), key=lambda i: scores.errors[i])
-    record = _record(grid, chosen) | {"public_table": scores.table, "errors": list(scores.errors)}
+    record = tuning_record(grid, chosen) | {"public_table": scores.table, "errors": list(scores.errors)}
     trained = train_model(
         database, data, privacy, grid.candidates[chosen], name=name, progress=report, tuning=record
     )
     return TuneResult(trained, grid, chosen, n_units, (), scores)
-
-
-def _score_on_public_rows(
-    session: Session,
-    private: Source,
-    data: DataSpec,
-    privacy: PrivacySpec | None,
-    grid: Grid,
-    budget: Accounting | None,
-    report: Progress,
-) -> PublicScores:
-    """Train all candidates on one part of a public table, with their noise, and score them on the other."""
-    source = resolve(session, data)
-    if privacy is not None and source.table.oid == private.table.oid:
-        raise SpecError(
-            f"public table {visible(data.table)} is the private training table itself: name a table of other "
-            "rows, which are public, or leave the public table out to tune within the guarantee"
-        )
-    if source.feature_names != private.feature_names:
-        raise SpecError(
-            f"public table {visible(data.table)} gives other features than {shown(private.table.name)}"
-        )
-    n_units = count_units(session, source)
-    n_scored = n_units // SCORED_SHARE
-    if n_scored == 0:
-        raise SpecError(
-            f"public table {visible(data.table)} needs at least {SCORED_SHARE} rows, not {n_units}"
-        )
-    with session.owners_path():
-        left_out = count_left_out(session, source)
-        rows = session.fetch_one(sql.SQL("SELECT pg_catalog.count(*) ") + from_clause(source))[0]
-    if left_out.n_rows == rows:
-        because = " ".join(left_out_words(replace(left_out, empty_classes=())))
-        raise SpecError(f"no row of public table {visible(data.table)} has a declared label: {because}")
-    n_trained = n_units - n_scored
-    plans = _plans(source, (n_trained,) * len(grid.candidates), data, privacy, grid, budget)
-    report("pack", 0, 1)
-    start_run(session)
-    trained, scored = pack_portions(session, source, (n_trained, n_scored))
-    report("pack", 1, 1)
-    results: list[Result] = []
-    for plan in plans:
-        with session.discarded():  # the rows stay as they are for the next candidate
-            results.append(run_method(Job(Blocks(session, source, trained), plan, report)))
-        report("candidate", len(results), len(plans))
-    session.execute(sql.SQL("DROP TABLE {}").format(trained.blocks))
-    blocks = Blocks(session, source, scored)
-    errors = scoring.errors(blocks, plans[0].problem, results)
-    blocks.drop()
-    table = f"{source.table.schema}.{source.table.name}"
-    return PublicScores(table, n_trained, n_scored, tuple(errors), left_out)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from pg_dpml.database.adapters import verbatim
+from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.session import Session, sql
 from pg_dpml.database.versions import installed_version
 from pg_dpml.errors import DpmlError
@@ -136,9 +137,9 @@ def _writable(session: Session) -> Check:
 
 
 def _encryption(session: Session) -> Check:
-    if session.driver.pgconn.ssl_in_use:
+    if session.encrypted:
         return Check("encryption", True, "TLS")
-    address = session.driver.info.hostaddr
+    address = session.address
     if not address or ipaddress.ip_address(address).is_loopback:
         return Check("encryption", True, "none needed, the server is on this machine")
     return Check(
@@ -152,7 +153,7 @@ def _encryption(session: Session) -> Check:
 def _pooler(session: Session) -> Check:
     """A pooler answers with a process number of its own."""
     (server_process,) = session.fetch_one(sql.SQL("SELECT pg_catalog.pg_backend_pid()"))
-    if server_process == session.driver.info.backend_pid:
+    if server_process == session.backend_pid:
         return Check("pooler", True, "none")
     return Check(
         "pooler",
@@ -267,7 +268,7 @@ def _rights(session: Session) -> Check:
 
 def _readable(session: Session, table: str) -> Check:
     """Whether this role may read a table, which no role of the extension gives it."""
-    source = session.attempt(lambda: session.relation(table))
+    source = session.attempt(lambda: look_up_table(session, table))
     if isinstance(source, DpmlError):
         reason, _, fix = str(source).partition(": it takes ")
         return Check("table", False, reason, fix or "ask its owner")

@@ -4,21 +4,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean
-from pg_dpml.spec.dates import parse_moment, seconds_since_epoch
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
+from pg_dpml.spec.dates import parse_date, seconds_since_epoch
 
 __all__ = [
+    "LONGEST_LEVEL",
     "as_bound",
     "as_choice",
     "as_flag",
@@ -35,11 +30,11 @@ __all__ = [
 ]
 
 LONGEST_LEVEL = 10_000
-"""Bytes of the longest level or class; longer text in a row is none of them."""
+"""Bytes of the longest level or class; longer text in a row matches none."""
 
 
 def as_number(value: object, name: str) -> float | None:
-    """A finite float, or None; anything else is refused by name."""
+    """A finite float, or None; an error for anything else."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -54,7 +49,7 @@ def as_number(value: object, name: str) -> float | None:
 
 
 def require_between(value: object, name: str, least: float, most: float) -> None:
-    """Refuse anything but a number in [least, most]."""
+    """Reject anything but a number in [least, most]."""
     number = as_number(value, name)
     if number is None or not least <= number <= most:
         raise SpecError(f"{name} must be in [{least:g}, {most:g}], not {value!r}")
@@ -64,17 +59,17 @@ def as_bound(value: object, name: str) -> float | date | None:
     """A finite float, a date or datetime (also as ISO text), or None."""
     if isinstance(value, date):
         return value
-    return parse_moment(value, name) if isinstance(value, str) else as_number(value, name)
+    return parse_date(value, name) if isinstance(value, str) else as_number(value, name)
 
 
 def require_whole(value: object, name: str, most: int) -> None:
-    """Refuse anything but a whole number from 1 to `most`."""
+    """Reject anything but a whole number from 1 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise SpecError(f"{name} must be a whole number from 1 to {most}, not {value!r}")
 
 
 def as_choice(value: object, name: str, choices: Sequence[str]) -> str:
-    """One of the choices; anything else is refused, and the nearest one offered."""
+    """One of the choices; the error for anything else offers the nearest."""
     if not isinstance(value, str) or value not in choices:
         offer = did_you_mean(value, choices) if isinstance(value, str) else ""
         raise SpecError(f"{name} must be one of {', '.join(choices)}, not {value!r}{offer}")
@@ -82,20 +77,20 @@ def as_choice(value: object, name: str, choices: Sequence[str]) -> str:
 
 
 def as_flag(value: object, name: str) -> bool:
-    """True or False; anything else is refused."""
+    """True or False; an error for anything else."""
     if not isinstance(value, bool):
         raise SpecError(f"{name} must be true or false, not {value!r}")
     return value
 
 
 def require_text(value: str, name: str) -> None:
-    """Refuse text that no database holds: a NUL, or half a pair of surrogates."""
+    """Reject text that no database can store: a NUL, or half a pair of surrogates."""
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise SpecError(f"{name} must be text without NUL characters and lone surrogates, not {value!r}")
 
 
 def as_level(value: object, name: str) -> str:
-    """A category level or class as the text the server compares."""
+    """A level of a category, or a class, as text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -108,7 +103,7 @@ def as_level(value: object, name: str) -> str:
 
 
 def as_levels(value: object, name: str, at_least: int) -> tuple[str, ...] | None:
-    """A list of different levels as texts, at least so many; or None."""
+    """A list of at least `at_least` different levels as texts; or None."""
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -123,7 +118,7 @@ def as_levels(value: object, name: str, at_least: int) -> tuple[str, ...] | None
 
 
 def require_bounds(lower: float | date | None, upper: float | date | None, name: str) -> None:
-    """Refuse bounds that are not both given, not of one kind, or not in order."""
+    """Reject bounds unless both are given, of one kind and in order."""
     if lower is None and upper is None:
         return
     if lower is None or upper is None:
@@ -136,7 +131,7 @@ def require_bounds(lower: float | date | None, upper: float | date | None, name:
 
 
 def require_known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> None:
-    """Refuse keys that are not among those allowed, and offer the nearest one."""
+    """Reject keys that are not allowed; the error offers the nearest."""
     for key in given:
         if key not in allowed:
             offer = did_you_mean(str(key), allowed)
@@ -145,14 +140,14 @@ def require_known(given: Mapping[str, object], allowed: Sequence[str], where: st
 
 
 def require_name(value: object, name: str) -> None:
-    """Refuse anything but the name of a column."""
+    """Reject anything but the name of a column."""
     if not isinstance(value, str):
         raise SpecError(f"{name} must be the name of a column, not {value!r}")
     require_text(value, name)
 
 
 def as_table(value: object, where: str) -> Mapping[str, Any]:
-    """A table of keys; anything else is refused."""
+    """A table of keys; an error for anything else."""
     if not isinstance(value, Mapping):
         raise SpecError(f"{where} must be a table of keys, not {value!r}")
     return value

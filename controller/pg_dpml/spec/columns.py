@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import date
@@ -15,11 +14,6 @@ from typing import Any
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import MAX_FEATURES
 from pg_dpml.names import shown
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 from pg_dpml.spec.checks import (
     as_bound,
     as_choice,
@@ -48,11 +42,11 @@ SCALES = ("center", "zero_based", "standard")
 _CATEGORY_KEYS = ("levels", "centered")
 _NUMBER_KEYS = ("lower", "upper", "scale", "log1p", "mean", "sd", "length", "rows", "blur", "stride")
 DEFAULT_KEYS = ("lower", "upper", "scale", "log1p", *_CATEGORY_KEYS)
-"""Keys of `[defaults]`, which columns that do not say otherwise share."""
+"""Keys of `[defaults]`, whose values hold for columns without their own."""
 
 
 def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a column: a category by its own keys takes no bounds, a number no levels."""
+    """The keys of a column and the defaults that fit it: a category has no bounds, a number no levels."""
     unfit: tuple[str, ...] = ()
     if not own.keys().isdisjoint(_CATEGORY_KEYS):
         unfit = _NUMBER_KEYS
@@ -70,27 +64,27 @@ class Column:
     name : str
         Column of the table.
     lower, upper : float, date or None
-        Public bounds of a numeric column or of an array's elements. For a date or
-        timestamp: dates or datetimes, without a time zone in UTC, or their ISO text.
+        Public bounds of a numeric column or of an array's elements. For a date or timestamp: dates or
+        datetimes (in UTC if they have no time zone), or their ISO text.
     scale : str
         "center" (bounds to -1 and +1), "zero_based" (bounds to 0 and 1) or
         "standard" ((v - mean) / sd).
     log1p : bool
-        Take ln(1 + v) of value and bounds first; needs lower >= 0.
+        Replace value and bounds v by ln(1 + v) first; needs lower >= 0.
     mean, sd : float or None
-        Public constants of scale "standard"; sd > 0. For a date the mean is a date and
-        sd in days, for a timestamp in seconds.
+        Public constants of scale "standard"; sd > 0. For a date or timestamp the mean is one too; sd is in
+        days for a date, in seconds for a timestamp.
     levels : tuple of str or None
         Public list of categories.
     centered : bool
         Subtract 1 / (number of levels) from every one-hot feature.
     length : int or None
-        Elements of an array column.
+        Number of elements of an array column.
     rows : int or None
-        The array is an image of so many rows, row by row; it is reduced.
+        If given, the array is an image with this number of rows, row by row, which is reduced.
     blur, stride : int
-        Of an image: take the mean of blur x blur pixels (odd), at every
-        stride-th pixel of every stride-th row.
+        The features of an image are means of blur x blur pixels (blur is odd), at every stride-th pixel of
+        every stride-th row.
 
     Notes
     -----
@@ -147,7 +141,7 @@ class Column:
 
     @property
     def blur_cost(self) -> int:
-        """Pixels that the blurred pixels of an image look at; 0 for what is no image."""
+        """Number of pixels that are read to blur an image; 0 for any other column."""
         if self.rows is None or self.length is None:
             return 0
         sides = (self.rows, self.length // self.rows)
@@ -157,7 +151,7 @@ class Column:
     def from_mapping(
         cls, name: str, given: object, defaults: Mapping[str, Any] = MappingProxyType({})
     ) -> Column:
-        """The column of a `[columns.NAME]` table, and of `[defaults]` where that says nothing."""
+        """The column of a `[columns.NAME]` table, completed by `[defaults]`."""
         where = f"column {shown(name)}"
         keys = as_table(given, where)
         cut = inner_table(keys)
@@ -173,16 +167,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted: exactly one of `positive`, `classes` and bounds.
+    """The column that is predicted, with exactly one of `positive`, `classes` and bounds.
 
     Attributes
     ----------
     column : str
         Column of the table.
     positive : str or None
-        The value that is +1; any type, as text.
+        The value of class +1, as text whatever its type.
     negative : str or None
-        The value that is -1; None means every other value.
+        The value of class -1; None means every other value.
     classes : tuple of str or None
         The classes of a multiclass model, in the order of its scores.
     lower, upper : float, date or None

@@ -3,27 +3,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pg_dpml.errors import SpecError
-from pg_dpml.names import shown
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 from pg_dpml.kernels import MAX_BLUR, MAX_FEATURES
+from pg_dpml.names import shown
 from pg_dpml.spec.checks import as_choice, as_flag, as_table, require_known, require_text, require_whole
 from pg_dpml.spec.columns import DEFAULT_KEYS, Column, Label
 from pg_dpml.spec.files import left_open, parse_toml, read_text
 
-__all__ = [
-    "DataSpec",
-]
+__all__ = ["MAX_WEIGHTS", "DataSpec"]
 
 NORMS = ("normalize", "clip")
 MAX_WEIGHTS = 2**24
@@ -51,16 +43,16 @@ class DataSpec:
     norm : str
         "normalize" (every row to norm 1) or "clip" (only longer rows).
     projection : int or None
-        Project the features to so many by a Gaussian random matrix.
+        Number of features after projection by a Gaussian random matrix; None: no projection.
     projection_seed : int
-        Its seed, public and stored with the model.
+        Seed of the matrix, public and stored with the model.
     unit : str or None
         Column whose equal values are one unit of privacy, such as a patient;
         None: every row is one.
     max_rows_per_unit : int
-        At most so many rows of a unit are used.
+        Largest number of rows of a unit that are used.
     dataset : str or None
-        Name of the budget that runs are charged to; None: that which lists `table`, if any does.
+        Name of the budget that runs are charged to; None: the budget that lists `table`, if there is one.
 
     Notes
     -----
@@ -123,7 +115,7 @@ class DataSpec:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> DataSpec:
-        """The spec of a parsed TOML document; unknown keys are refused by name."""
+        """The spec of a parsed TOML document; an unknown key is an error that names it."""
         own = ("table", "dataset", "where", "definition_is_public", "unit", "max_rows_per_unit")
         allowed = (*own, "label", "defaults", "columns", "features")
         require_known(given, allowed, "data spec")
@@ -156,7 +148,7 @@ class DataSpec:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> DataSpec:
-        """The spec of a TOML document; `where` it is from is said in errors."""
+        """The spec of a TOML document; errors begin with `where`, its origin."""
         document = parse_toml(text, where)
         missing = list(left_open(document, ""))
         if missing:

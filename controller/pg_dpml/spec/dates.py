@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
 """Dates and timestamps as the numbers that the server makes of them.
 
-A date is the days, a timestamp the seconds since 2000-01-01, for a timestamp
-with time zone since its midnight in UTC (udas/numbers.c).
+A date becomes the number of days, a timestamp the number of seconds since 2000-01-01; for a timestamp with
+time zone, since the midnight of that day in UTC (udas/numbers.c).
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from datetime import date, datetime, time, timezone
 
 from pg_dpml.errors import SpecError
 
-__all__ = ["MOMENTS", "moment_number", "parse_moment", "seconds_since_epoch"]
+__all__ = ["DATE_KINDS", "date_number", "parse_date", "seconds_since_epoch"]
 
-MOMENTS = ("date", "timestamp", "timestamptz")
-"""Kinds of columns (see `database.ColumnType`) whose bounds are dates or timestamps."""
+DATE_KINDS = ("date", "timestamp", "timestamptz")
+"""Kinds of columns (see `ColumnType`) whose bounds are dates or timestamps."""
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
 _DAY_S = 86400.0
 
 
-def parse_moment(text: str, name: str) -> date:
-    """The date, or the datetime, that an ISO text is.
+def parse_date(text: str, name: str) -> date:
+    """Read a date, or a datetime, from its ISO text.
 
     Raises
     ------
     SpecError
-        If it is none, by name.
+        If the text is neither; the message begins with `name`.
     """
     written = text.strip()
     try:
@@ -44,16 +44,16 @@ def parse_moment(text: str, name: str) -> date:
         ) from None
 
 
-def seconds_since_epoch(moment: date) -> float:
-    """Seconds since 2000-01-01; a moment without a time zone counts as UTC."""
-    if not isinstance(moment, datetime):
-        moment = datetime.combine(moment, time())
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return (moment - _EPOCH).total_seconds()
+def seconds_since_epoch(value: date) -> float:
+    """Seconds from 2000-01-01 to a date or timestamp; one without a time zone counts as UTC."""
+    if not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=timezone.utc)
+    return (value - _EPOCH).total_seconds()
 
 
-def moment_number(value: float | date, kind: str, name: str) -> float:
+def date_number(value: float | date, kind: str, name: str) -> float:
     """A bound as the number that values of a column are compared to.
 
     Parameters
@@ -61,16 +61,16 @@ def moment_number(value: float | date, kind: str, name: str) -> float:
     value : float or date
         As in the spec.
     kind : str
-        Of the column, see `database.ColumnType`.
+        Kind of the column, see `ColumnType`.
     name : str
-        For errors.
+        Name of the bound, for errors.
 
     Raises
     ------
     SpecError
         If a number is given for a date, a date for a number, or a time zone for a column without.
     """
-    if kind not in MOMENTS:
+    if kind not in DATE_KINDS:
         if isinstance(value, date):
             raise SpecError(f"{name} must be a number, not the date {value.isoformat()}")
         return value

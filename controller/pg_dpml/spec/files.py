@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Spec files: their text, their TOML, and what a template leaves to fill in."""
+"""Reading spec files: text, TOML, and the places that a template leaves to fill in."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 
 
 FILL_IN = "FILL IN"
-"""What a template has where only a person knows."""
+"""A template's placeholder for what only a person knows."""
 
 
 def inner_table(keys: Mapping[str, Any]) -> tuple[str, ...]:
-    """Path to the innermost table among the keys, which TOML makes of each dot in a name without quotes."""
+    """Path to the innermost table among the keys: TOML makes a table of each dot in an unquoted name."""
     for key, value in keys.items():
         if isinstance(value, Mapping):
             return (key, *inner_table(value))
@@ -45,12 +45,12 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file of UTF-8, with or without a byte-order mark.
+    """Read a UTF-8 file, with or without a byte-order mark.
 
     Raises
     ------
     SpecError
-        If the file cannot be read, or has another encoding, as editors and shells of Windows write it.
+        If the file cannot be read, or has another encoding, such as that of some Windows editors and shells.
     """
     try:
         data = Path(path).read_bytes()
@@ -73,7 +73,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The keys of a TOML document; `where` it is from is said in errors."""
+    """The keys of a TOML document; errors begin with `where`, its origin."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -81,7 +81,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def left_open(value: object, place: str) -> Iterator[str]:
-    """Where a template is not filled in."""
+    """Paths of the keys that still have a template's placeholder."""
     if value == FILL_IN:
         yield place
     elif isinstance(value, Mapping):

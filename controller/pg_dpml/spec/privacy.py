@@ -3,25 +3,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from pg_dpml.errors import SpecError
+from pg_dpml.spec.checks import as_choice, as_number, require_between
 from pg_dpml.spec.relation import Relation
 
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
-from pg_dpml.spec.checks import as_choice, as_number, require_between
-
-__all__ = [
-    "PrivacySpec",
-]
+__all__ = ["MOST_EPSILON", "PrivacySpec"]
 
 
 MOST_EPSILON = 100.0
-"""Largest epsilon of a run. Above it the end of the sampler's tail is worth more than is taken for it."""
+"""Largest epsilon of a run: delta allows for the cut tail of the sampler only up to this."""
 
 
 @dataclass(frozen=True)
@@ -53,5 +45,5 @@ class PrivacySpec:
             object.__setattr__(self, "relation", Relation(as_choice(self.relation, "relation", names)))
 
     def delta_for(self, n_units: int) -> float:
-        """delta, or its default 1 / n^2 for a table of n rows."""
+        """delta, or its default 1 / n^2 for a table of n units."""
         return self.delta if self.delta is not None else 1.0 / max(n_units, 2) ** 2

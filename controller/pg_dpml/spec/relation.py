@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: PostgreSQL
-"""The neighbouring relation a guarantee is about."""
+"""The neighbouring relation of a guarantee."""
 
 from __future__ import annotations
 
 import enum
+
+__all__ = ["Relation"]
 
 
 class Relation(enum.Enum):

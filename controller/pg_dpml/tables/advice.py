@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What the owner may want to change in a spec, and a check as text and as JSON."""
+"""Advice on a spec for the owner of the rows, and a check as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pg_dpml import names
 from pg_dpml.spec.columns import Column
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck
+from pg_dpml.tables.stamp import OWNER_ONLY
 
-__all__ = ["OWNER_ONLY", "advice", "check_record", "check_text"]
-
-OWNER_ONLY = "NOT PRIVATE: for the owner of the data; do not publish"
-"""Stamp of everything that comes from the rows without noise."""
+__all__ = ["advice", "check_record", "check_text"]
 
 _CAUTION = (
     "Use it to find mistakes: a wrong column, another unit, a misspelt level. Do not fit bounds or levels "
@@ -26,11 +24,11 @@ _MOSTLY = 0.9
 _MANY = 0.5
 _FEW = 0.01
 _REPEATED = 3
-"""Rows a value, on average, from which few values are no accident."""
+"""Rows per value, on average, above which a small number of values is no accident."""
 
 
 def advice(check: TableCheck) -> dict[str, list[str]]:
-    """Advice by column, label and unit; only where there is some.
+    """Advice by column, label and unit; those without advice are left out.
 
     Parameters
     ----------
@@ -107,7 +105,7 @@ def _label_advice(check: TableCheck) -> Iterator[str]:
 
 
 def _class_advice(label: ValueCheck) -> Iterator[str]:
-    """Where a number to predict is rather a class."""
+    """Advice for a number to predict whose values look like classes."""
     values = [value.value for value in label.few_values]
     if sum(value.rows for value in label.few_values) < _REPEATED * len(values):
         return
@@ -128,7 +126,7 @@ def _has_other_class(data: DataSpec) -> bool:
 
 
 def _class_sizes(check: TableCheck) -> dict[str, int]:
-    """Rows of each class, by its name as it is shown."""
+    """Number of rows of each class, by the name that is shown."""
     sizes = {names.shown(level.value): level.rows for level in check.label.levels or ()}
     if _has_other_class(check.data):
         sizes[f"not {names.shown(str(check.data.label.positive))}"] = check.label.unknown
@@ -197,7 +195,7 @@ def _entry(name: str, width: int, text: str, hints: dict[str, list[str]]) -> lis
 
 
 def _findings(check: ValueCheck, undeclared: str = "not declared") -> Iterator[str]:
-    """What is not as the spec says, and how often it does not list a value."""
+    """Deviations from the spec, with the number of rows of each."""
     counts = {
         "NULL": check.nulls,
         "NaN": check.nan,

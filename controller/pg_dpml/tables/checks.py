@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""How well a data spec fits the rows, for their owner: the one place that counts bad rows.
+"""How well a data spec fits the rows, for their owner: only this check counts bad rows.
 
 Nothing here is private, and training never calls it (privacy/README.md, "Bad
 rows never show").
@@ -18,7 +18,8 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables import measuring
 from pg_dpml.tables.inspection import looks_like_person
-from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts, ValueCount, label_field
+from pg_dpml.tables.labels import label_field
+from pg_dpml.tables.measuring import COLUMNS_PER_QUERY, Field, LevelCounts, ValueCount
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "TableCheck", "UnitCheck", "ValueCheck", "ValueCount", "check_table"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with "check", the queries done and the queries in all."""
+"""Called with "check", the number of queries done and the number of all queries."""
 
 _PEOPLE_CHECKED = 3
 _FEW_VALUES = 10
-"""Different values of a label that are rather classes than a quantity."""
+"""A numeric label with at most this many different values may be a class."""
 
 
 @dataclass(frozen=True)
 class ValueCheck:
-    """What the values of a column are, measured by its spec; every number counts rows.
+    """The values of a column, compared with its spec; every number counts rows.
 
     Attributes
     ----------
@@ -43,28 +44,28 @@ class ValueCheck:
     nulls, nan, infinite : int
         Numbers beyond float8 count as infinite.
     below, above : int
-        Finite and outside the bounds.
+        Rows with a finite value outside the bounds.
     at_lower : int
-        At the lower bound or below.
+        Rows at the lower bound or below.
     lowest_tenth, highest_tenth : int
-        In the outer tenths of the bounds, after log1p.
+        Rows in the outer tenths of the bounds, after log1p.
     far : int
-        More than ten sd from the mean, with scale "standard".
+        Rows more than ten sd from the mean, with scale "standard".
     wrong_length : int
         Arrays of another length.
     null_elements, outside_elements : int
-        Arrays of the right length with an element outside the bounds, or where there are none, an
-        infinite one; else with one that is NULL or NaN, which counts as nothing.
+        Arrays of the right length with an element outside the bounds (infinite, if there are no bounds);
+        otherwise, with an element that is NULL or NaN and so encoded as 0.
     constant : bool
-        No two values differ once they are moved into the bounds.
+        Whether all values are equal once they are moved into the bounds.
     levels : tuple of ValueCount or None
         Declared levels or classes, in their order.
     unknown : int
-        Values that are not declared.
+        Rows with a value that is not declared.
     unknown_values : tuple of ValueCount
-        The most frequent of them.
+        The most frequent of these values.
     few_values : tuple of ValueCount
-        Of a number to predict: its different values, if they are at most ten.
+        The different values of a number to predict, if there are at most ten.
     """
 
     name: str
@@ -90,7 +91,7 @@ class ValueCheck:
 
 @dataclass(frozen=True)
 class UnitCheck:
-    """Rows of a person, by a column that says whose they are.
+    """Rows per person, by a column that identifies the person.
 
     Attributes
     ----------
@@ -98,9 +99,9 @@ class UnitCheck:
     declared : bool
         Whether it is the spec's unit, or only looks like one.
     units, most_rows : int
-        Values, and the rows of the most frequent one.
+        Number of values, and of rows of the most frequent one.
     several : int
-        Values with more than one row.
+        Number of values with more than one row.
     unused_rows : int
         Rows beyond `max_rows_per_unit`, which count as zero rows.
     """
@@ -194,13 +195,13 @@ def check_table(
 
 
 def _fields(source: Source) -> list[Field]:
-    """The encoder's columns, and the label as if it were one."""
+    """The encoder's columns and the label."""
     columns = [Field(source.table.columns[entry["name"]], entry) for entry in source.encoder["columns"]]
     return [*columns, label_field(source.encoder, source.table.columns)]
 
 
 def _groups(fields: Sequence[Field]) -> Iterator[list[Field]]:
-    """Columns that are measured together: of one sort, and not too many."""
+    """Groups of columns to measure in one query: all categories or none."""
     for categories in (False, True):
         some = [field for field in fields if (field.entry["kind"] == "category") == categories]
         for first in range(0, len(some), COLUMNS_PER_QUERY):
@@ -210,7 +211,7 @@ def _groups(fields: Sequence[Field]) -> Iterator[list[Field]]:
 def _measure(
     session: Session, source: Source, fields: Sequence[Field], n_rows: int
 ) -> dict[str, dict[str, Any]]:
-    """Arguments of the fields' `ValueCheck`, by name."""
+    """Arguments of the `ValueCheck` of each field, by name."""
     if fields[0].entry["kind"] == "category":
         counts = measuring.count_levels(session, source, fields)
         return {f.name: _level_arguments(f, counts[f.name], n_rows) for f in fields}
@@ -231,7 +232,7 @@ def _level_arguments(field: Field, counts: LevelCounts, n_rows: int) -> dict[str
 
 
 def _people(source: Source) -> list[str]:
-    """Columns whose values may have several rows: the spec's unit, or what looks like one."""
+    """Columns whose values may have several rows: the spec's unit, else those that look like a person's."""
     if source.unit is not None:
         return [source.unit]
     names = [name for name, type_ in source.table.columns.items() if looks_like_person(name, type_.kind)]

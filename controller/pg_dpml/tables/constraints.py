@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What CHECK constraints say of single columns, read from the text that pg_get_expr gives.
+"""Bounds, levels and lengths of columns, read from CHECK constraints in the text form of pg_get_expr.
 
-Cautious: an expression of another form than those below says nothing.
+Only expressions of these forms are understood; others are ignored.
 
 ::
 
     x >= 0 AND x < 120, x BETWEEN 0 AND 120     bounds; numbers, dates and timestamps
     x IN ('a', 'b'), x = 'a' OR x = 'b'         levels
     cardinality(x) = 3, array_length(x, 1) = 3  length
-    x IS NULL OR ..., x IS NOT NULL AND ...     as without it
+    x IS NULL OR ..., x IS NOT NULL AND ...     the rest of the expression
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from decimal import Decimal
 __all__ = ["DOMAIN_VALUE", "Bound", "Facts", "column_facts"]
 
 DOMAIN_VALUE = ""
-"""Name under which `column_facts` has what a domain's constraint says of VALUE."""
+"""Name that `column_facts` gives to VALUE in a domain's constraint."""
 
 _NUMBER_TYPES = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 _TIME_TYPES = {"date", "timestamp without time zone", "timestamp with time zone"}
@@ -49,7 +49,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Facts:
-    """What constraints say of one column; None where they say nothing."""
+    """What constraints require of one column; None where they require nothing."""
 
     lower: Bound | None = None
     upper: Bound | None = None
@@ -57,7 +57,7 @@ class Facts:
     length: int | None = None
 
     def both(self, other: Facts) -> Facts:
-        """Where both hold: the first word on levels and length, the tighter bounds."""
+        """The facts if both hold: the tighter bounds, and levels and length of the first that has them."""
         return Facts(
             lower=_tighter(self.lower, other.lower, 1),
             upper=_tighter(self.upper, other.upper, -1),
@@ -81,18 +81,18 @@ def _tighter(one: Bound | None, two: Bound | None, sign: int) -> Bound | None:
 
 
 def column_facts(expression: str) -> dict[str, Facts]:
-    """What an expression of pg_get_expr says of each column.
+    """What a constraint requires of each column.
 
     Parameters
     ----------
     expression : str
-        Of a CHECK constraint of a table, or of a domain (see `DOMAIN_VALUE`).
+        Expression of a CHECK constraint of a table, or of a domain (see `DOMAIN_VALUE`), by pg_get_expr.
         Dates must be in ISO form.
 
     Returns
     -------
     dict of str to Facts
-        Only the columns it says something of that is understood here.
+        Only columns with a requirement that is understood.
     """
     try:
         return _understand(_Parser(expression).whole())
@@ -101,7 +101,7 @@ def column_facts(expression: str) -> dict[str, Facts]:
 
 
 class _UnknownFormError(Exception):
-    """The expression is none that is understood."""
+    """The expression is of no form that is understood."""
 
 
 # Expressions
@@ -284,7 +284,7 @@ class _Parser:
 
 
 def _cast(node: _Node, name: str) -> _Node:
-    """Casts that keep the order of numbers or the text of texts vanish; others are unknown functions."""
+    """Drop casts that keep the order of numbers or the text of texts; treat others as unknown functions."""
     if isinstance(node, _Constant) and not name.endswith("[]"):
         return _Constant(node.text, name)
     if isinstance(node, _List) or name in _NUMBER_TYPES or name in _TEXT_TYPES:
@@ -312,7 +312,7 @@ def _understand(node: _Node) -> dict[str, Facts]:
 
 
 def _either(parts: Sequence[_Node]) -> dict[str, Facts]:
-    """Levels of one column together; a part that only allows NULL does not matter."""
+    """Join the levels of one column; ignore a part that only allows NULL."""
     tests = [part for part in parts if isinstance(part, _Call) and part.name == "IS NULL"]
     nullable = {test.arguments[0] for test in tests}
     rest = [_understand(part) for part in parts if part not in tests]
@@ -348,7 +348,7 @@ def _compare(symbol: str, left: _Node, right: _Node) -> dict[str, Facts]:
 
 
 def _ordered(constant: _Constant) -> Decimal | str | None:
-    """A finite number, or a date or timestamp, of a constant."""
+    """The finite number, date or timestamp that a constant is; None for any other."""
     if constant.type in _NUMBER_TYPES:
         value = Decimal(constant.text)
         return value if value.is_finite() else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What the catalog knows of a table: types, comments, keys and constraints. No row is read."""
+"""Describing a table by the catalog: types, comments, keys and constraints. No row is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.catalog import SourceTable, look_up_table
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.tables.constraints import DOMAIN_VALUE, Facts, column_facts
@@ -43,11 +44,11 @@ class CatalogColumn:
     comment : str or None
         COMMENT ON COLUMN.
     key : str or None
-        Why its values tell rows apart instead of describing them.
+        Why its values identify rows rather than describing them; None if they do not.
     facts : Facts
-        What CHECK constraints of the table and of the column's domain say.
+        Facts from CHECK constraints of the table and of the column's domain.
     checks : tuple of str
-        The expressions that say it.
+        The expressions of these constraints.
     """
 
     name: str
@@ -82,7 +83,7 @@ def _words(name: str) -> list[str]:
 
 
 def looks_like_key(column: str, kind: str) -> bool:
-    """Whether a column of this name and kind seems to tell people or rows apart."""
+    """Whether a column of this name and kind seems to identify people or rows."""
     words = _words(column)
     if not words or kind in ("boolean", "enum", "array"):
         return False
@@ -90,7 +91,7 @@ def looks_like_key(column: str, kind: str) -> bool:
 
 
 def looks_like_person(column: str, kind: str) -> bool:
-    """Whether a column of this name and kind seems to say whom a row is about."""
+    """Whether a column of this name and kind seems to identify the person that a row is about."""
     words = _words(column)
     if kind not in ("number", "text", "other") or _PERSON_WORDS.isdisjoint(words):
         return False
@@ -117,14 +118,14 @@ def inspect_table(source: str | sa.Engine, table: str, *, insecure: bool = False
         If the server cannot be reached.
     """
     with Database(source, insecure=insecure).session() as session:
-        relation = session.relation(table)
+        found = look_up_table(session, table)
         # pg_get_expr writes dates by these settings.
         for setting, value in (("datestyle", "ISO, YMD"), ("timezone", "UTC")):
             session.execute(
                 sql.SQL("SELECT pg_catalog.set_config(%(setting)s, %(value)s, true)"),
                 {"setting": setting, "value": value},
             )
-        return _describe(session, relation)
+        return _describe(session, found)
 
 
 def _describe(session: Session, table: SourceTable) -> CatalogTable:
@@ -170,7 +171,7 @@ def _table_checks(session: Session, table: SourceTable) -> list[tuple[str | None
 
 
 def _domain_checks(session: Session, table: SourceTable) -> list[tuple[str | None, str]]:
-    """Columns and CHECK expressions of their domains, and of the domains below."""
+    """Columns with the CHECK expressions of their domains, and of the domains below."""
     rows = session.fetch(
         sql.SQL(
             "WITH RECURSIVE part (attnum, attname, type) AS ("
@@ -188,7 +189,7 @@ def _domain_checks(session: Session, table: SourceTable) -> list[tuple[str | Non
 
 
 def _keys(session: Session, table: SourceTable) -> dict[str, str]:
-    """Why columns are keys; the strongest reason of each."""
+    """The strongest reason why a column is a key, by column."""
     rows = session.fetch(
         sql.SQL(
             "SELECT r.attname, r.reason FROM ("

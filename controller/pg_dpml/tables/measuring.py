@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Statements that count, over all rows, what an encoder silently puts right.
+"""Counting, over all rows, the values that an encoder silently changes or leaves out.
 
-They ask the encoder's own functions what it reads. Their results are exact and not private: for the
-owner of the rows alone.
+The queries read values with the encoder's own functions. The counts are exact and not private: only the owner
+of the rows may see them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pg_dpml.blocks.encoder import completed
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
-from pg_dpml.database.catalog import ColumnType, SourceTable
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import Session, sql
 
 __all__ = [
     "COLUMNS_PER_QUERY",
+    "SHOWN_CHARACTERS",
+    "SHOWN_VALUES",
     "Field",
-    "LeftOut",
     "LevelCounts",
     "ValueCount",
-    "count_left_out",
+    "by_bytes",
     "count_levels",
     "count_numbers",
-    "count_undeclared",
     "count_units",
     "count_values",
-    "label_field",
+    "value_text",
 ]
 
 COLUMNS_PER_QUERY = 30
@@ -50,7 +51,7 @@ class Field:
     ----------
     type : ColumnType
     entry : mapping
-        As in the encoder's columns, of kind "numeric", "boolean", "category" or "array".
+        The column in the encoder, of kind "numeric", "boolean", "category" or "array".
     """
 
     type: ColumnType
@@ -58,18 +59,18 @@ class Field:
 
     @property
     def name(self) -> str:
-        """Of the column."""
+        """Name of the column."""
         return str(self.entry["name"])
 
     @property
     def identifier(self) -> sql.Identifier:
-        """In a query whose table is t."""
+        """The column in a query whose table is t."""
         return sql.Identifier("t", self.name)
 
 
 @dataclass(frozen=True)
 class ValueCount:
-    """A value and the rows that have it."""
+    """A value and the number of rows that have it."""
 
     value: str
     rows: int
@@ -77,7 +78,7 @@ class ValueCount:
 
 @dataclass(frozen=True)
 class LevelCounts:
-    """Rows of a column's declared levels, in their order, and of other values."""
+    """Number of rows of each declared level of a column, in order, and of other values."""
 
     nulls: int
     levels: tuple[int, ...]
@@ -85,38 +86,11 @@ class LevelCounts:
     unknown_values: tuple[ValueCount, ...]
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Rows that are in no figure, because their label is not declared.
-
-    Attributes
-    ----------
-    nulls : int
-        Rows whose label is NULL.
-    undeclared : int
-        Rows whose label is another value that is not declared; NaN, where a number is predicted.
-    undeclared_values : tuple of ValueCount
-        The most frequent of these values.
-    empty_classes : tuple of str
-        Declared classes that no row has.
-    """
-
-    nulls: int = 0
-    undeclared: int = 0
-    undeclared_values: tuple[ValueCount, ...] = ()
-    empty_classes: tuple[str, ...] = ()
-
-    @property
-    def n_rows(self) -> int:
-        """Rows left out in all."""
-        return self.nulls + self.undeclared
-
-
 # Numbers
 
 
 def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> dict[str, dict[str, int]]:
-    """Measures of numbers, booleans and arrays by name; one pass over the table."""
+    """Measure numbers, booleans and arrays in one pass over the table; results by column name."""
     read: list[sql.Composable] = []
     measures = []
     for i, field in enumerate(fields):
@@ -142,7 +116,7 @@ def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> 
 
 
 def count_values(session: Session, source: Source, field: Field, most: int) -> tuple[ValueCount, ...]:
-    """The different numbers that a column has, in their order; empty where they are more than `most`."""
+    """The different numbers in a column, in order; empty if there are more than `most`."""
     rows = session.fetch(
         sql.SQL("SELECT c.value, pg_catalog.count(*) FROM (SELECT {} AS value ").format(_read(field))
         + from_clause(source)
@@ -162,7 +136,7 @@ def _number_text(value: float, field: Field) -> str:
 
 
 def _read(field: Field) -> sql.Composed:
-    """What the encoder reads: a float8, or an array of them with NULL for what it leaves out."""
+    """The value as the encoder reads it: a float8, or an array of float8 with NULL for omitted elements."""
     if field.entry["kind"] == "array":
         return sql.SQL("dpml.numbers({}, {})").format(field.identifier, sql.Literal(field.entry["length"]))
     return sql.SQL("dpml.number({})").format(field.identifier)
@@ -173,9 +147,9 @@ def _count(condition: sql.Composable) -> sql.Composed:
 
 
 def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Composed]:
-    """Of a float8 and its bounds; NaN sorts after Infinity."""
-    entry = field.entry
-    lower, upper = entry.get("lower"), entry.get("upper")
+    """Measures of a float8 against its bounds; NaN sorts after Infinity."""
+    entry = completed(field.entry)
+    lower, upper = entry["lower"], entry["upper"]
 
     def where(template: str, **numbers: float) -> sql.Composed:
         literals = {name: _literal(number) for name, number in numbers.items()}
@@ -203,7 +177,7 @@ def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Compo
     if entry["kind"] == "boolean":
         return {name: measures[name] for name in ("nulls", "constant")}
     if lower is not None and upper is not None:
-        low, high = _tenths(lower, upper, log1p=entry.get("log1p", False))
+        low, high = _tenths(lower, upper, log1p=entry["log1p"])
         measures |= {
             "below": where("{v} < {bound} AND {v} > {least}", bound=lower),
             "above": where("{v} > {bound} AND {v} < {most}", bound=upper),
@@ -211,7 +185,7 @@ def _number_measures(field: Field, value: sql.Identifier) -> dict[str, sql.Compo
             "lowest_tenth": where("{v} < {bound}", bound=low),
             "highest_tenth": where("{v} > {bound} AND {v} <= {most}", bound=high),
         }
-    if entry.get("scale") == "standard":
+    if entry["scale"] == "standard":
         reach = _FAR_SD * entry["sd"]
         near, far = entry["mean"] - reach, entry["mean"] + reach
         measures["far"] = where("{v} < {near} OR ({v} > {far} AND {v} <= {most})", near=near, far=far)
@@ -223,7 +197,7 @@ def _literal(number: float) -> sql.Composed:
 
 
 def _tenths(lower: float, upper: float, *, log1p: bool) -> tuple[float, float]:
-    """Where the lowest tenth of the scaled range ends and the highest begins."""
+    """End of the lowest tenth and beginning of the highest tenth of the scaled range."""
     if not log1p:
         return 0.9 * lower + 0.1 * upper, 0.1 * lower + 0.9 * upper
     low, high = math.log1p(lower), math.log1p(upper)
@@ -240,7 +214,7 @@ def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) 
         end if entry[key] is None else entry[key]
         for key, end in (("lower", -sys.float_info.max), ("upper", sys.float_info.max))
     )
-    # NULL if an element is NULL and no other is outside.
+    # NULL if an element is NULL and all others are inside.
     inside = sql.SQL("({lower} <= ALL ({v}) AND {upper} >= ALL ({v}))").format(
         lower=_literal(lower), upper=_literal(upper), v=value
     )
@@ -254,16 +228,16 @@ def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) 
 
 
 def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> dict[str, LevelCounts]:
-    """Rows by level of at most `COLUMNS_PER_QUERY` categories; one pass over the table.
+    """Count rows by level of at most `COLUMNS_PER_QUERY` categories in one pass over the table.
 
-    The encoder itself says which level a value is. It compares text byte by byte, so what
-    another collation calls equal is counted apart.
+    The encoder itself decides which level a value is. It compares text byte by byte, so values that are equal
+    by another collation are counted separately.
     """
     if not fields:
         return {}
     columns = [sql.Identifier("c", f"value_{i}") for i in range(len(fields))]
     read = [
-        sql.SQL("{} AS {}").format(_by_bytes(field), sql.Identifier(f"value_{i}"))
+        sql.SQL("{} AS {}").format(by_bytes(field), sql.Identifier(f"value_{i}"))
         for i, field in enumerate(fields)
     ]
     listed = sql.SQL(", ").join(columns)
@@ -286,7 +260,7 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
             read=sql.SQL(", ").join(read),
             characters=sql.Literal(SHOWN_CHARACTERS),
             listed=listed,
-            texts=sql.SQL(", ").join(map(_text, fields, columns)),
+            texts=sql.SQL(", ").join(map(value_text, fields, columns)),
         )
         + from_clause(source)
         + sql.SQL(
@@ -302,16 +276,16 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
     return _by_field(fields, rows)
 
 
-def _by_bytes(field: Field) -> sql.Composed:
-    """A column whose equal values are equal to the encoder; of an enum, whatever domain it has."""
+def by_bytes(field: Field) -> sql.Composed:
+    """The column such that values are equal if they are for the encoder; an enum loses its domain."""
     if field.type.kind == "enum":
         return sql.SQL("coalesce({}, NULL)").format(field.identifier)  # NULL takes the domain off
     collation = sql.SQL(' COLLATE pg_catalog."C"' if field.type.collated else "")
     return sql.SQL("{}{}").format(field.identifier, collation)
 
 
-def _text(field: Field, value: sql.Composable) -> sql.Composed:
-    """The owner of an enum could have made the cast to text a function of their own."""
+def value_text(field: Field, value: sql.Composable) -> sql.Composed:
+    """The value as text; for an enum not by a cast, which its owner could have defined."""
     text = "pg_catalog.textin(pg_catalog.enum_out({}))" if field.type.kind == "enum" else "{}::text"
     return sql.SQL(text).format(value)
 
@@ -339,80 +313,11 @@ def _by_field(fields: Sequence[Field], rows: Sequence[tuple[Any, ...]]) -> dict[
     return found
 
 
-# Labels
-
-
-def label_field(encoder: Mapping[str, Any], types: Mapping[str, ColumnType]) -> Field:
-    """The label as if it were one of the encoder's columns."""
-    label = encoder["label"]
-    entry = {"name": label["name"]}
-    if label["kind"] == "number":
-        entry |= {"kind": "numeric", "lower": label["lower"], "upper": label["upper"]}
-    else:
-        levels = label.get("classes") or [label["positive"], label["negative"]]
-        entry |= {"kind": "category", "levels": [level for level in levels if level is not None]}
-    return Field(types[label["name"]], entry)
-
-
-def count_left_out(session: Session, source: Source) -> LeftOut:
-    """The rows of a table that have no declared label, by the table's encoder."""
-    field = label_field(source.encoder, source.table.columns)
-    if field.entry["kind"] == "numeric":
-        numbers = count_numbers(session, source, [field])[field.name]
-        nan = numbers["nan"]
-        return LeftOut(numbers["nulls"], nan, (ValueCount("NaN", nan),) if nan else ())
-    counts = count_levels(session, source, [field])[field.name]
-    sizes = dict(zip(field.entry["levels"], counts.levels, strict=True))
-    label = source.encoder["label"]
-    others = label["kind"] == "binary" and label["negative"] is None
-    if others:
-        sizes[f"not {label['positive']}"] = counts.unknown
-    empty = tuple(name for name, rows in sizes.items() if rows == 0)
-    if others:
-        return LeftOut(counts.nulls, empty_classes=empty)
-    return LeftOut(counts.nulls, counts.unknown, counts.unknown_values, empty)
-
-
-def count_undeclared(
-    session: Session,
-    table: SourceTable,
-    field: Field,
-    condition: sql.Composable,
-    parameters: Mapping[str, Any],
-) -> LeftOut:
-    """The rows t of a table that fulfil a condition, by the label that they have; one pass over the table."""
-    rows = session.fetch(
-        sql.SQL(
-            "SELECT pg_catalog.left(g.value, {characters}), g.rows, g.rows_alike FROM (SELECT v.*, "
-            "pg_catalog.row_number() OVER (alike ORDER BY v.rows DESC, v.value) AS place, "
-            "pg_catalog.sum(v.rows) OVER alike AS rows_alike "
-            "FROM (SELECT {text} AS value, pg_catalog.count(*) AS rows FROM (SELECT {label} AS label "
-            "FROM {table} AS t WHERE {condition} OFFSET 0) AS c GROUP BY c.label) AS v "
-            "WINDOW alike AS (PARTITION BY v.value IS NULL)) AS g "
-            "WHERE g.place <= {shown} ORDER BY g.place"
-        ).format(
-            characters=sql.Literal(SHOWN_CHARACTERS),
-            text=_text(field, sql.Identifier("c", "label")),
-            label=_by_bytes(field),
-            table=table.identifier,
-            condition=condition,
-            shown=sql.Literal(SHOWN_VALUES),
-        ),
-        parameters,
-    )
-    values = [row for row in rows if row[0] is not None]
-    return LeftOut(
-        nulls=sum(int(count) for value, count, _ in rows if value is None),
-        undeclared=int(values[0][2]) if values else 0,
-        undeclared_values=tuple(ValueCount(value, int(count)) for value, count, _ in values),
-    )
-
-
 # Units
 
 
 def count_units(session: Session, source: Source, column: str, most: int) -> tuple[int, int, int, int]:
-    """Values of a column, rows of the most frequent, values with several, and rows beyond `most` each."""
+    """Numbers of values, of rows of the most frequent, of values with several rows, of rows beyond `most`."""
     units, most_rows, several, beyond = session.fetch_one(
         sql.SQL(
             "SELECT pg_catalog.count(*), coalesce(pg_catalog.max(u.rows), 0), "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""A data spec to fill in, written from what the catalog knows of a table."""
+"""A data spec to fill in, written from the catalog's description of a table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from pg_dpml.database.catalog import ColumnType
+from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown, toml_key, toml_text, visible
-from pg_dpml.spec.dates import MOMENTS
+from pg_dpml.spec.dates import DATE_KINDS
 from pg_dpml.spec.files import FILL_IN
 from pg_dpml.tables.constraints import Bound
 from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
@@ -56,22 +56,22 @@ _DEFAULTS = (
     "same in all of these columns? Where not, give a column bounds or levels of its own.",
 )
 _ALIKE = 10
-"""Columns of one type without bounds that make a template write [defaults]."""
+"""From this many columns of one type without bounds on, a template has [defaults]."""
 _FEW_VALUES = 10
-"""Whole numbers that are rather classes than a quantity."""
+"""A range of fewer whole numbers than this may be classes."""
 
 _PRECISION = re.compile(r"numeric\((\d+),(\d+)\)")
 _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
 def spec_template(table: CatalogTable, label: str | None = None) -> str:
-    """A TOML data spec with `spec.FILL_IN` wherever only a person knows.
+    """A TOML data spec with the placeholder `FILL_IN` for what only a person knows.
 
     Parameters
     ----------
     table : CatalogTable
     label : str or None
-        Column to predict; None leaves it open.
+        Column to predict; None: a placeholder.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def _label_values(column: CatalogColumn) -> list[str]:
         return ["positive = true"]
     if levels is not None and len(levels) > 1:
         return _class_lines(levels)
-    if kind not in ("number", *MOMENTS):
+    if kind not in ("number", *DATE_KINDS):
         return [f"positive = {toml_text(FILL_IN)}", f"# negative = {toml_text(FILL_IN)}"]
     bounds = _bound_lines(column)
     if (few := _whole_range(column)) is not None:
@@ -157,12 +157,12 @@ def _class_lines(levels: Sequence[Decimal | str]) -> list[str]:
 
 
 def _instead(words: str, lines: Sequence[str]) -> list[str]:
-    """Another way to say it, as comments."""
+    """An alternative, as comments."""
     return [*_comment(words), *(f"# {line}" for line in lines)]
 
 
 def _whole_range(column: CatalogColumn) -> tuple[Decimal | str, ...] | None:
-    """The whole numbers that constraints leave, if they are few."""
+    """The whole numbers that constraints allow, if there are few."""
     lower, upper = _inner_bounds(column)
     if not column.type.whole or not isinstance(lower, Decimal) or not isinstance(upper, Decimal):
         return None
@@ -172,7 +172,7 @@ def _whole_range(column: CatalogColumn) -> tuple[Decimal | str, ...] | None:
 
 
 def _alike(table: CatalogTable, label: str | None) -> list[CatalogColumn]:
-    """The features of the type that most numbers without bounds have, if they are many."""
+    """The numeric features without bounds of the most frequent type, if there are many."""
     groups: dict[str, list[CatalogColumn]] = {}
     for column in table.columns.values():
         usable = column.name != label and column.type.kind == "number" and _reason_against(column) is None
@@ -183,7 +183,7 @@ def _alike(table: CatalogTable, label: str | None) -> list[CatalogColumn]:
 
 
 def _column_lines(column: CatalogColumn, *, by_default: bool) -> list[str]:
-    """The section of a feature; as comments where it should not be one, or cannot."""
+    """The section of a feature; as comments if the column should or can not be one."""
     encoding = ["# lower and upper: [defaults]"] if by_default else _encoding_lines(column)
     lines = [f"[columns.{toml_key(column.name)}]", *_description(column), *encoding]
     reason = _reason_against(column)
@@ -198,9 +198,9 @@ def _reason_against(column: CatalogColumn) -> str | None:
     if kind == "other":
         return "Left out: this type has no encoding. A view can cast it to one that has."
     if column.key is not None:
-        return f"Left out: {column.key}, it tells rows apart and describes none."
+        return f"Left out: {column.key}, it identifies rows rather than describing them."
     if looks_like_person(column.name, kind) or looks_like_key(column.name, kind):
-        return "Left out: by its name it tells people or rows apart. If it describes them, remove the #."
+        return "Left out: by its name it identifies people or rows. If it describes them, remove the #."
     return None
 
 
@@ -239,7 +239,7 @@ def _encoding_lines(column: CatalogColumn) -> list[str]:
 
 
 def _inner_bounds(column: CatalogColumn) -> tuple[Decimal | str | None, Decimal | str | None]:
-    """The least and the largest value that constraints allow, where they say so and leave a range."""
+    """The least and the largest value that constraints allow, if they leave a range."""
     lower = _inner(column.facts.lower, column.type, ROUND_FLOOR, 1)
     upper = _inner(column.facts.upper, column.type, ROUND_CEILING, -1)
     if isinstance(lower, Decimal) and isinstance(upper, Decimal) and not lower < upper:
@@ -258,7 +258,7 @@ def _bound_lines(column: CatalogColumn) -> list[str]:
 
 
 def _inner(bound: Bound | None, type_: ColumnType, rounding: str, step: int) -> Decimal | str | None:
-    """The last value that the bound allows, where the type has one; of a bound of the column's kind."""
+    """The last value that a bound of the column's kind allows, if the type has one."""
     if bound is None or isinstance(bound.value, Decimal) != (type_.kind == "number"):
         return None
     if not isinstance(bound.value, Decimal) or not type_.whole:
@@ -281,7 +281,7 @@ def _comment(*paragraphs: str) -> list[str]:
 
 
 def _array(values: Iterable[str]) -> str:
-    """Written over several lines where one is too long."""
+    """A TOML array, over several lines if one would be too long."""
     lines = [""]
     for value in values:
         if len(lines[-1]) + len(value) > 90 and lines[-1]:
@@ -293,7 +293,7 @@ def _array(values: Iterable[str]) -> str:
 
 
 def _bound_value(bound: Decimal | str) -> str:
-    """A number, or PostgreSQL's ISO form of a date or timestamp, in UTC, as TOML's."""
+    """A number, or a date or timestamp in UTC in PostgreSQL's ISO form, as TOML."""
     if isinstance(bound, Decimal):
         return _value(bound)
     return bound.replace(" ", "T").replace("+00", "Z")

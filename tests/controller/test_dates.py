@@ -9,23 +9,23 @@ import pytest
 
 from pg_dpml.errors import SpecError
 from pg_dpml.spec.columns import Column
-from pg_dpml.spec.dates import moment_number, parse_moment
+from pg_dpml.spec.dates import date_number, parse_date
 
 
-def test_moments_as_numbers() -> None:
+def test_dates_as_numbers() -> None:
     noon = datetime(2000, 1, 2, 12)
     east = timezone(timedelta(hours=6))
-    assert moment_number(date(2000, 1, 2), "date", "x") == 1
-    assert moment_number(date(1999, 12, 31), "date", "x") == -1
-    assert moment_number(noon, "date", "x") == 1.5
-    assert moment_number(date(2000, 1, 2), "timestamp", "x") == 86400
-    assert moment_number(noon, "timestamptz", "x") == 129600
-    assert moment_number(noon.replace(tzinfo=east), "timestamptz", "x") == 129600 - 6 * 3600
-    assert moment_number(2.5, "number", "x") == 2.5
+    assert date_number(date(2000, 1, 2), "date", "x") == 1
+    assert date_number(date(1999, 12, 31), "date", "x") == -1
+    assert date_number(noon, "date", "x") == 1.5
+    assert date_number(date(2000, 1, 2), "timestamp", "x") == 86400
+    assert date_number(noon, "timestamptz", "x") == 129600
+    assert date_number(noon.replace(tzinfo=east), "timestamptz", "x") == 129600 - 6 * 3600
+    assert date_number(2.5, "number", "x") == 2.5
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("text", "meant"),
     [
         ("2000-12-31", date(2000, 12, 31)),
         (" 2000-12-31 ", date(2000, 12, 31)),
@@ -35,14 +35,14 @@ def test_moments_as_numbers() -> None:
         ("2000-12-31T23:59:59+00:00", datetime(2000, 12, 31, 23, 59, 59, tzinfo=timezone.utc)),
     ],
 )
-def test_moments_as_text(text: str, moment: date) -> None:
-    assert parse_moment(text, "x") == moment
+def test_dates_as_text(text: str, meant: date) -> None:
+    assert parse_date(text, "x") == meant
 
 
 @pytest.mark.parametrize("text", ["", "17", "yesterday", "2000-13-01", "Z"])
-def test_texts_that_are_no_moments(text: str) -> None:
+def test_texts_that_are_no_dates(text: str) -> None:
     with pytest.raises(SpecError, match="lower must be a number without quotes, or a date"):
-        parse_moment(text, "lower")
+        parse_date(text, "lower")
 
 
 @pytest.mark.parametrize(

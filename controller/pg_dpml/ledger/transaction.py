@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Count, charge and run in one snapshot, and errors that say what was spent and quote no row."""
+"""The transaction of a charged run: count, charge and run in one snapshot, with errors that quote no row."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pg_dpml.database.database import Database
+from pg_dpml.database.dependencies import definitions_of, locked_tables
 from pg_dpml.database.failures import raised_by_server
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted
@@ -25,17 +26,17 @@ _log = logging.getLogger("pg_dpml")
 
 
 def failure_text(error: Exception, what: str, outcome: str) -> str:
-    """What is told of an error whose own text may quote a row: where it arose, and which log says more.
+    """Message for an error whose own text may quote a row: where it arose, and which log has more.
 
-    The server logs what it raises; of any other error the kind and the place in the code are logged here.
+    The server logs its own errors. This function logs the kind of any other error and its place in the code.
 
     Parameters
     ----------
     error : Exception
     what : str
-        That failed, such as "the run".
+        What failed, such as "the run".
     outcome : str
-        What there is, and is not, now.
+        What was charged and stored, and what was not.
     """
     if raised_by_server(error):
         return (
@@ -54,16 +55,16 @@ def failure_text(error: Exception, what: str, outcome: str) -> str:
 
 @dataclass(frozen=True)
 class Run(Generic[Decided, Outcome]):
-    """What came of a run.
+    """Result of a run.
 
     Attributes
     ----------
     decided : object
-        What it was to do.
+        What `decide` returned.
     charged : Charged or None
-        None for what is not private.
+        None if the run is not private.
     outcome : object or None
-        What it released; None where its charge had been made before, so that it was not run.
+        What the run released; None if its charge had been made before, so that it did not run again.
     """
 
     decided: Decided
@@ -76,7 +77,7 @@ def run_charged(
     *,
     decide: Callable[[Session], Decided],
     charge: Callable[[Session, Decided], Charged] | None,
-    work: Callable[[Session, Decided, Charged | None], Outcome],
+    body: Callable[[Session, Decided, Charged | None], Outcome],
     store: Callable[[Session, Outcome], None] | None,
     what: str,
     undone: str,
@@ -89,24 +90,24 @@ def run_charged(
     ----------
     database : Database
     decide : callable
-        Gets the session of the run, at REPEATABLE READ, and says what is to be done: it may count rows and
-        read the catalog, and what it raises is raised as it is. What it locks stays locked.
+        Gets the session of the run, at REPEATABLE READ, and decides what to do. It may count rows and read
+        the catalog; its errors are raised unchanged. Its locks are kept.
     charge : callable or None
-        Gets a session of another connection and what was decided; committed before the run goes on. None
-        for what is not private, whose errors are shown as they are.
-    work : callable
-        Gets the session of the run, what was decided, and the charge; returns what is released. All that it
+        Gets a session of another connection and the decision; its transaction is committed before the run
+        goes on. None for a run that is not private, whose errors are raised unchanged.
+    body : callable
+        Gets the session of the run, the decision and the charge; returns what is released. Everything that it
         writes is undone.
     store : callable or None
-        Gets a session of its own and what was released, which it writes.
+        Gets a session of its own and what was released, and writes it.
     what : str
-        That may fail, such as "the run".
+        Name of the run in messages, such as "the run".
     undone : str
-        What there is not, then.
+        What does not exist after a failure, such as "no model was stored".
     interrupted : str
-        The same of an interrupt, without a word about the rows.
+        The same after an interrupt, without a word about the rows.
     spent : callable
-        What stays charged, of what was decided and the number of the charge.
+        Gets the decision and the number of the charge; returns what stays charged, in words.
 
     Returns
     -------
@@ -115,27 +116,27 @@ def run_charged(
     Raises
     ------
     RunFailedError
-        For any error after the charge; one raised by `work` as such keeps its text.
+        For any error after the charge; a RunFailedError of `body` keeps its text.
     RunInterrupted
-        On Ctrl-C after the charge, and for any other exception that is none of `Exception`, as SystemExit.
+        On Ctrl-C after the charge, and for any other exception that is no `Exception`, such as SystemExit.
     SpecError, UnavailableError
         If there is no second connection for the charge; nothing is charged.
     DpmlError
-        If a table that is read was changed by others while the run began; nothing is charged.
+        If another session changed a table that is read while the run began; nothing is charged.
 
     Notes
     -----
-    What is said of a commit whose answer was lost, of the model too, is `Session.must_last`'s.
+    `Session.must_last` has the message for a commit whose answer is lost, of the charge or of the model.
     Source: privacy/README.md, "Order of a run" and "Bad rows never show".
     """
-    # What ends a charged run is raised anew, outside the except block: the server's text may quote a row,
+    # The error that ends a charged run is raised outside the except block: the server's text may quote a row,
     # and the frames of the first exception hold un-noised values.
     failure: BaseException
     charged: Charged | None = None
     try:
         with database.connection() as own:
             with database.transaction(own, "REPEATABLE READ", kept=False) as run:
-                # So that a statement of minutes ends when this process is killed.
+                # A statement of minutes ends when this process is killed.
                 run.execute(sql.SQL("SET LOCAL client_connection_check_interval = '1s'"))
                 decided = decide(run)
                 if charge is not None:
@@ -144,11 +145,11 @@ def run_charged(
                         with database.beside() as other:
                             _require_unchanged(run, other)
                             entered = charge(other, decided)
-                            run.execute(sql.SQL("SELECT"))  # it is still there
+                            run.execute(sql.SQL("SELECT"))  # an error if the connection was lost
                         charged = entered
                     if charged.repeated:
                         return Run(decided, charged, None)
-                outcome = work(run, decided, charged)
+                outcome = body(run, decided, charged)
             if store is not None:
                 with database.transaction(own) as last:
                     store(last, outcome)
@@ -161,9 +162,9 @@ def run_charged(
 
 
 def _require_unchanged(run: Session, other: Session) -> None:
-    """Refuse a run whose snapshot is older than the last change of what it has locked."""
-    relations = run.locked()
-    if run.definitions(relations) != other.definitions(relations):
+    """Raise an error if the snapshot of a run is older than the last change of a table that it has locked."""
+    tables = locked_tables(run)
+    if definitions_of(run, tables) != definitions_of(other, tables):
         raise DpmlError(
             "a table that is read was altered, emptied or rewritten while the run began: nothing was "
             "charged; try again"
@@ -171,7 +172,7 @@ def _require_unchanged(run: Session, other: Session) -> None:
 
 
 def _failure(error: BaseException, what: str, undone: str, interrupted: str, spent: str) -> BaseException:
-    """What is raised in place of what ended a charged run."""
+    """The error to raise instead of the one that ended a charged run."""
     if isinstance(error, RunFailedError):
         return type(error)(f"{error}; {spent}")
     if isinstance(error, RunInterrupted):

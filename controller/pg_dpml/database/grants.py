@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Which GRANT a permission error asks for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from pg_dpml import names
+
+if TYPE_CHECKING:
+    from pg_dpml.database.session import Session
+
+__all__ = ["missing_grant", "quoted_names"]
+
+# Tables, functions and schemas that a message names and the role may not use, the likeliest first; `ours`:
+# the extension's.
+_DENIED = sql.SQL("""
+    SELECT oid, name, schema, ours, current_user::text FROM (
+        SELECT c.oid, c.relname, n.nspname, n.nspname IN ('dpml', 'dpml_work')
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f')
+        AND (NOT pg_catalog.has_table_privilege(c.oid, 'SELECT') OR (n.nspname = 'dpml'
+            AND NOT (pg_catalog.has_table_privilege(c.oid, 'INSERT')
+            AND pg_catalog.has_table_privilege(c.oid, 'UPDATE'))))
+        UNION ALL
+        SELECT p.oid, p.proname, n.nspname, true
+        FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+        WHERE n.nspname = 'dpml' AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+        UNION ALL
+        SELECT NULL, n.nspname, NULL, n.nspname IN ('dpml', 'dpml_work') FROM pg_catalog.pg_namespace n
+        WHERE NOT (pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+            AND pg_catalog.has_schema_privilege(n.oid, 'CREATE'))
+    ) denied (oid, name, schema, ours)
+    WHERE pg_catalog.strpos(%(message)s, name) > 0
+    ORDER BY coalesce(oid = ANY (%(looked_up)s::oid[]), false) DESC, pg_catalog.length(name) DESC,
+        ours DESC, oid
+""")
+
+
+def missing_grant(session: Session, message: str) -> str:
+    """The end of a permission error: the GRANT that is missing, and what works without it.
+
+    The error has no field for the object that may not be used, but its message, in the server's language,
+    names it. Empty if no such object is found.
+    """
+    grant = _grant(session, message)
+    return grant + _offered_data_sets(session) if grant else ""
+
+
+def quoted_names(message: str, name: str) -> bool:
+    """Whether a message, in any language, has a name as a word of its own."""
+    return re.search(f"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", message) is not None
+
+
+def _grant(session: Session, message: str) -> str:
+    rows = session.fetch(_DENIED, {"message": message, "looked_up": session.looked_up})
+    named = [row for row in rows if quoted_names(message, row[1])]
+    if not named:
+        return ""
+    oid, name, schema, ours, role = named[0]
+    grantee = sql.Identifier(role).as_string()
+    if ours:
+        return (
+            f": it takes GRANT dpml_curator TO {grantee} (dpml_analyst, to apply models only), by a superuser"
+        )
+    if oid is None:
+        thing = sql.Identifier(name).as_string()
+        return (
+            f": it takes GRANT USAGE ON SCHEMA {thing} TO {grantee}, and to write a table there GRANT CREATE"
+        )
+    with session.role_path():
+        (visible,) = session.fetch_one(
+            sql.SQL("SELECT pg_catalog.pg_table_is_visible(%(oid)s)"), {"oid": oid}
+        )
+    thing = sql.Identifier(*([] if visible else [schema]), name).as_string()
+    return f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner"
+
+
+def _offered_data_sets(session: Session) -> str:
+    """The data sets whose models the role may request without a right on their tables, in words."""
+    (readable,) = session.fetch_one(
+        sql.SQL(
+            "SELECT coalesce(pg_catalog.has_table_privilege("
+            "pg_catalog.to_regclass('dpml.datasets')::pg_catalog.oid, 'SELECT'), false)"
+        )
+    )
+    if not readable:
+        return ""
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT name FROM dpml.datasets WHERE offered AND registered_by <> current_user ORDER BY name"
+        )
+    )
+    if not rows:
+        return ""
+    offered = ", ".join(names.shown(name) for (name,) in rows)
+    return (
+        f"; without it, ask in SQL for a model of {offered}: SELECT dpml.request(...), as "
+        "SELECT dpml.help('requests') explains"
+    )
