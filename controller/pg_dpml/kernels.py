@@ -4,6 +4,8 @@
 The same sources are compiled into both, so that a noise scale computed here
 belongs to the very step-size function that the server runs.  What the kernels
 do with rows is in replay.py.
+
+Long because every symbol of the compiled kernels comes in by this one door.
 """
 
 from __future__ import annotations

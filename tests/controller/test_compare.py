@@ -18,7 +18,7 @@ from pg_dpml.methods.bolt_on import BoltOn
 from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
-from pg_dpml.runs.train import Alternative, alternative, alternatives, plan_problem
+from pg_dpml.runs.planning import Alternative, alternative, alternatives, plan_problem
 from pg_dpml.training.method import private_methods
 from pg_dpml.training.plan import Problem
 

@@ -16,6 +16,7 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.accounting import subsampled
+from pg_dpml.privacy.noise import growth
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.reports import report
@@ -316,7 +317,7 @@ def test_growth_of_the_noise(steps: int, kind: str, lambda_: float, average: flo
     """The linear recursion itself, for one coordinate."""
     schedule = Schedule(kind, step_size=0.7, lambda_=lambda_ or 0.02)
     first = steps - max(1, math.ceil(average * steps)) + 1 if average else 0
-    found = step_noise.noise_growth(
+    found = growth.noise_growth(
         schedule=schedule,
         steps=steps,
         lambda_=lambda_,

@@ -22,7 +22,7 @@ from pg_dpml.methods import bolt_on
 from pg_dpml.methods.bolt_on import BoltOn
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.cost import Accounting
-from pg_dpml.runs.train import plan_problem
+from pg_dpml.runs.planning import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.method import method_options, private_methods

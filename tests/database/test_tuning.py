@@ -30,7 +30,7 @@ from pg_dpml.evaluation import scoring
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy import resolution, selection
 from pg_dpml.reports import report
-from pg_dpml.runs.train import plan_problem, problem_of
+from pg_dpml.runs.planning import plan_problem, problem_of
 from pg_dpml.tables.labels import LeftOut
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.training.job import Job, Result

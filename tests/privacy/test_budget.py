@@ -31,7 +31,7 @@ from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
 from pg_dpml.privacy.noise.output import ReleaseNoise, calibrate, no_release
 from pg_dpml.privacy.noise.steps import StepNoise, calibrate_passes, calibrate_poisson
 from pg_dpml.privacy.releases import PoissonSteps, PureReleases, Releases
-from pg_dpml.runs.train import plan_problem
+from pg_dpml.runs.planning import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem

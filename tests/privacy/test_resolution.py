@@ -46,7 +46,7 @@ from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.privacy.releases import Releases
-from pg_dpml.runs.train import plan_problem
+from pg_dpml.runs.planning import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem

@@ -44,6 +44,7 @@ __all__ = [
     "could_not_write",
     "decimal",
     "note",
+    "option_help",
     "optional_decimal",
     "require_folder",
     "say",

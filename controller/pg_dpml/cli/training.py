@@ -33,7 +33,7 @@ from pg_dpml.names import shown, visible
 from pg_dpml.reports import plots, report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS, default_methods
-from pg_dpml.runs.train import alternatives, priced_at
+from pg_dpml.runs.planning import alternatives, priced_at
 from pg_dpml.server.demo import adult_server, run_demo
 from pg_dpml.server.demo_data import ADULT_SPEC
 

@@ -39,7 +39,12 @@ from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.training.shared_options import RegularisedOptions
 
-__all__ = ["BoltOn", "BoltOnPlan", "release"]
+__all__ = [
+    "BoltOn",
+    "BoltOnOptions",
+    "BoltOnPlan",
+    "release",
+]
 
 DEFAULT_CLIP = {"logistic": 0.5, "squared": 0.25}
 """Derivative clip: for logistic the gradient of the zero model, so that no first step is shortened."""

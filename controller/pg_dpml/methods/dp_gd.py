@@ -36,6 +36,8 @@ __all__ = [
     "TAIL",
     "Descent",
     "DescentPlan",
+    "DpGd",
+    "DpGdOptions",
     "Whitening",
     "clipped_loss",
     "longest",

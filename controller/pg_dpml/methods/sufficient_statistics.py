@@ -23,7 +23,12 @@ from pg_dpml.training.options import Options
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.shared_options import LossOptions
 
-__all__ = ["Statistics", "StatisticsPlan"]
+__all__ = [
+    "Statistics",
+    "StatisticsOptions",
+    "StatisticsPlan",
+    "SufficientStatistics",
+]
 
 RIDGE = 0.5
 """Of the largest eigenvalue of the noise, about s sqrt(2 d)."""

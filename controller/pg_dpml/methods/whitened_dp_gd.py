@@ -27,7 +27,10 @@ from pg_dpml.training.plan import Problem
 from pg_dpml.training.sgd import average_start
 from pg_dpml.training.shared_options import ClippedOptions
 
-__all__ = []
+__all__ = [
+    "WhitenedDpGd",
+    "WhitenedOptions",
+]
 
 
 GRAM_SHARE = 0.1

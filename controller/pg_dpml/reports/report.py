@@ -22,7 +22,8 @@ from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import belief_text, odds_factor, posterior, protected
 from pg_dpml.runs.candidates import setting_text
 from pg_dpml.runs.compare import Comparison, ComparisonEntry
-from pg_dpml.runs.train import Alternative, TrainResult
+from pg_dpml.runs.planning import Alternative
+from pg_dpml.runs.train import TrainResult
 from pg_dpml.runs.tuning import TuneResult
 from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.plan import Plan

@@ -11,7 +11,7 @@ from pg_dpml.blocks.source import Source
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.privacy.cost import Accounting
 from pg_dpml.runs.grid import Grid
-from pg_dpml.runs.train import plan_problem, problem_of
+from pg_dpml.runs.planning import plan_problem, problem_of
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.plan import Plan

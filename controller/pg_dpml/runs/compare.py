@@ -15,8 +15,9 @@ from pg_dpml.database.session import Session
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.ledger.transaction import failure_text
 from pg_dpml.names import did_you_mean, visible
+from pg_dpml.runs.planning import Alternative, alternative, problem_of
 from pg_dpml.runs.splits import Split
-from pg_dpml.runs.train import Alternative, alternative, problem_of, start_run
+from pg_dpml.runs.train import start_run
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation

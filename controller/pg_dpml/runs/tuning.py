@@ -27,16 +27,9 @@ from pg_dpml.privacy import selection
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.runs.candidates import plan_candidates, tuning_record
 from pg_dpml.runs.grid import Grid
+from pg_dpml.runs.planning import charged_problem
 from pg_dpml.runs.public_scores import PublicScores, score_on_public_rows
-from pg_dpml.runs.train import (
-    TrainResult,
-    charged_problem,
-    released_model,
-    run_method,
-    spent_text,
-    start_run,
-    train_model,
-)
+from pg_dpml.runs.train import TrainResult, released_model, run_method, spent_text, start_run, train_model
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.job import Job, Progress, Result

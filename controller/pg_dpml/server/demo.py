@@ -13,11 +13,12 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.evaluation.evaluate import Evaluation, evaluate
 from pg_dpml.reports import report
-from pg_dpml.runs.train import Progress, TrainResult, train
+from pg_dpml.runs.train import TrainResult, train
 from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training.job import Progress
 from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["ADULT_SPEC", "Demo", "adult_server", "run_demo"]

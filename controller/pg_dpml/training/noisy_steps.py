@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
+from pg_dpml.privacy.noise import growth
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -162,7 +163,7 @@ def plan_of(
     warning: str | None,
 ) -> NoisyStepsPlan:
     """The plan of steps with their noise; delta is the one reported."""
-    step_noise.require_stable(sgd.schedule, sgd.lambda_)
+    growth.require_stable(sgd.schedule, sgd.lambda_)
     sgd = replace(
         sgd,
         gradient_clip=clipped.gradient_clip,
@@ -172,7 +173,7 @@ def plan_of(
     )
     noise = replace(
         noise,
-        score_stddev=step_noise.noise_growth(
+        score_stddev=growth.noise_growth(
             schedule=sgd.schedule,
             steps=noise.steps,
             lambda_=sgd.lambda_,
