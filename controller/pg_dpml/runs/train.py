@@ -94,7 +94,7 @@ class TrainResult:
 
 
 def plan(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     data: DataSpec,
     privacy: PrivacySpec | None,
     training: TrainSpec | None = None,
@@ -105,7 +105,7 @@ def plan(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
     privacy : PrivacySpec or None
@@ -128,7 +128,7 @@ def plan(
     UnavailableError
         If the server cannot be reached.
     """
-    with Database(source, insecure=insecure).session() as session:
+    with Database(database, insecure=insecure).session() as session:
         resolved = resolve(session, data)
         require_plannable(session, resolved)
         n_units = count_units(session, resolved)
@@ -136,7 +136,7 @@ def plan(
 
 
 def train(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     data: DataSpec,
     privacy: PrivacySpec | None,
     training: TrainSpec | None = None,
@@ -151,7 +151,7 @@ def train(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
     privacy : PrivacySpec or None
@@ -197,9 +197,9 @@ def train(
     before the model is stored.
     Source: privacy/README.md, "Order of a run".
     """
-    database = Database(source, insecure=insecure)
+    opened = Database(database, insecure=insecure)
     return train_model(
-        database,
+        opened,
         data,
         privacy,
         training or TrainSpec(),
