@@ -95,27 +95,27 @@ def refuse_password(dsn: str) -> None:
         )
 
 
-def opener(source: str | sa.Engine) -> Opener:
+def opener(database: str | sa.Engine) -> Opener:
     """A function that opens connections to a database.
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         Connection string, or an engine over psycopg 3.
 
     Raises
     ------
     SpecError
-        If `source` is anything else.
+        If `database` is anything else.
     """
-    if isinstance(source, str):
-        return _by_string(source)
+    if isinstance(database, str):
+        return _by_string(database)
     if "sqlalchemy" in sys.modules:
         import sqlalchemy as sa
 
-        if isinstance(source, sa.Engine):
-            return _by_engine(source)
-    raise SpecError("source must be a connection string or an SQLAlchemy engine, not an open connection")
+        if isinstance(database, sa.Engine):
+            return _by_engine(database)
+    raise SpecError("database must be a connection string or an SQLAlchemy engine, not an open connection")
 
 
 def _by_string(dsn: str) -> Opener:

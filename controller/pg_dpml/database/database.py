@@ -40,7 +40,7 @@ class Database:
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string or URL, or an engine over psycopg 3. Each session has a connection of its
         own, which leaves the engine's pool and is closed. A pool with a single connection (StaticPool) lends
         that one, if it is in no transaction.
@@ -48,9 +48,9 @@ class Database:
         Allow TCP without TLS to another machine.
     """
 
-    def __init__(self, source: str | sa.Engine = "", *, insecure: bool = False) -> None:
+    def __init__(self, database: str | sa.Engine = "", *, insecure: bool = False) -> None:
         self._insecure = insecure
-        self._connect = opener(source)
+        self._connect = opener(database)
 
     @contextmanager
     def session(self, isolation: str = "READ COMMITTED") -> Iterator[Session]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Apply a stored model to a table: predictions, and its figures in one of three modes."""
+"""Predictions of a stored model for a table, and its figures in one of three modes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Evaluation(Figures):
 
 
 def evaluate(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     model: str,
     table: str,
     *,
@@ -73,14 +73,14 @@ def evaluate(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     model : str
         Name in dpml.models.
     table : str
-        With the columns and the label of the training table.
+        Table with the columns and the label of the training table.
     public : bool
-        The owner's word that the rows of `table` are public.
+        The owner states that the rows of `table` are public.
     owner : bool
         Exact figures of private rows, for their owner alone: they are **not private**.
     privacy : PrivacySpec or None
@@ -90,12 +90,12 @@ def evaluate(
         Regression with `privacy`: public bound on one row's squared error, in (0, inf); None
         for the largest possible one, which clips nothing.
     definition_is_public : bool
-        With `privacy`, where `table` is a view: the owner's word that which rows it shows is public.
+        With `privacy`, if `table` is a view: the owner states that the choice of its rows is public.
     insecure : bool
         Allow TCP without TLS to another machine.
     dataset : str or None
-        With `privacy`: name of the budget to charge. None: that which lists `table`, or for the training
-        table of the model that which the model was charged to, if there is one.
+        With `privacy`: name of the budget to charge. None: the budget that lists `table`, or, for the model's
+        training table, the budget that the model was charged to, if there is one.
 
     Returns
     -------
@@ -120,10 +120,10 @@ def evaluate(
     """
     if [public, owner, privacy is not None].count(True) != 1:
         raise GuaranteeError(WAYS)
-    database = Database(source, insecure=insecure)
+    opened = Database(database, insecure=insecure)
     if privacy is not None:
-        scored, relation, error = release_error(
-            database,
+        scored, found, error = release_error(
+            opened,
             model,
             table,
             privacy,
@@ -133,7 +133,7 @@ def evaluate(
         )
         return Evaluation(
             model=scored.name,
-            table=relation.name,
+            table=found.name,
             private=scored.private,
             mode="private",
             n_rows=error.n_rows,
@@ -143,15 +143,15 @@ def evaluate(
         )
     if clip is not None or definition_is_public or dataset is not None:
         raise SpecError("clip, definition_is_public and dataset go with epsilon: exact figures need none")
-    with database.session("REPEATABLE READ") as session:
+    with opened.session("REPEATABLE READ") as session:
         stored = models.load_model(session, model)
-        relation = look_up_table(session, table)
-        require_columns(stored, relation, [stored.encoder["label"]["name"]])
+        found = look_up_table(session, table)
+        require_columns(stored, found, [stored.encoder["label"]["name"]])
         with owner_stamp(owner):
-            figures = exact_figures(session, stored, relation)
+            figures = exact_figures(session, stored, found)
         return Evaluation(
             model=stored.name,
-            table=relation.name,
+            table=found.name,
             private=stored.private,
             mode="public" if public else "owner",
             **vars(figures),
@@ -159,7 +159,7 @@ def evaluate(
 
 
 def predict(
-    source: str | sa.Engine, model: str, table: str, *, id_column: str, into: str, insecure: bool = False
+    database: str | sa.Engine, model: str, table: str, *, id_column: str, into: str, insecure: bool = False
 ) -> int:
     """Write a model's predictions for every row of a table into a new table.
 
@@ -168,12 +168,12 @@ def predict(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     model : str
         Name in dpml.models.
     table : str
-        With the feature columns of the training table.
+        Table with the feature columns of the training table.
     id_column : str
         Column that identifies a row.
     into : str
@@ -189,13 +189,13 @@ def predict(
     Raises
     ------
     SpecError
-        If the model, the table or a column does not exist, or the new table does.
+        If the model, the table or a column does not exist, or the new table exists already.
     """
-    with Database(source, insecure=insecure).session() as session:
+    with Database(database, insecure=insecure).session() as session:
         stored = models.load_model(session, model)
-        relation = look_up_table(session, table)
-        require_columns(stored, relation, [])
-        id_column = relation.column(id_column, "id")
+        found = look_up_table(session, table)
+        require_columns(stored, found, [])
+        id_column = found.column(id_column, "id")
         if id_column in ("prediction", "value"):
             raise SpecError("id: the new table already has columns called prediction and value")
         statement = sql.SQL(
@@ -206,8 +206,8 @@ def predict(
             id=sql.Identifier(id_column),
             # CREATE TABLE AS takes no parameters.
             model=sql.Literal(stored.name),
-            record=record_of(stored.encoder, relation, with_label=False),
-            table=relation.identifier,
+            record=record_of(stored.encoder, found, with_label=False),
+            table=found.identifier,
         )
         with session.owners_path():
             return session.execute(statement)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""A model's figures on rows that its caller may see, computed in SQL: only sums come back.
+"""Exact figures of a model on rows that the caller may see, computed in SQL, which returns only sums.
 
-They are exact and carry no noise. On private rows they are for the owner alone
-(privacy/README.md, "Scores and errors").
+The figures have no noise: those of private rows are for the owner alone (privacy/README.md, "Scores and
+errors").
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class CalibrationBin:
     Attributes
     ----------
     lower, upper : float
-        The tenth.
+        Ends of the tenth.
     n_rows : int
     predicted : float
-        Mean probability of the positive class; with several classes, of the class predicted.
+        Mean probability of the positive class; with several classes, of the predicted class.
     observed : float
-        Share of rows that are of that class.
+        Share of rows of that class.
     """
 
     lower: float
@@ -48,29 +48,29 @@ class CalibrationBin:
 
 @dataclass(frozen=True)
 class Figures:
-    """How good a model is on the rows of a table that have a declared label.
+    """Figures of a model on the rows of a table that have a declared label.
 
     Attributes
     ----------
     n_rows : int
         Rows with a declared label.
     accuracy, majority : float or None
-        Shares of rows classified rightly by the model, and by always naming
-        the table's most frequent class; None for regression.
+        Shares of rows that the model, or a constant prediction of the table's most frequent class, classifies
+        correctly; None for regression.
     mean_squared_error, r_squared : float or None
         In units of the label; None for classification.
     confusion : tuple of (str, str, int)
         Actual class, predicted class, rows.
     auc : float or None
-        Probability that a positive row has the higher score of a random pair, ties
-        counting half; None unless there are two classes, each with rows.
+        Probability that, of a random positive and a random negative row, the positive one has the higher
+        score, where a tie counts half; None unless there are two classes, each with rows.
     roc : tuple of (float, float)
-        Points of its curve, at most about a hundred: false and true positive rate.
+        At most about a hundred points of the ROC curve: false and true positive rate.
     calibration : tuple of CalibrationBin
         Tenths that have rows; empty for losses without probabilities.
     left_out : LeftOut or None
-        Rows of the table that are in no figure, and why; None where rows are private, and count
-        as errors without a declared label.
+        Rows of the table that are in no figure, and why. None for a noisy error, where rows without a
+        declared label count as errors.
     """
 
     n_rows: int
@@ -86,7 +86,7 @@ class Figures:
 
 
 def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures:
-    """Every figure that fits the model's task.
+    """All figures for the model's task.
 
     Raises
     ------
@@ -107,9 +107,9 @@ def exact_figures(session: Session, model: Model, table: SourceTable) -> Figures
 
 
 def left_out_words(left_out: LeftOut | None, *, values: bool = True) -> list[str]:
-    """Sentences about rows that are in no figure, and classes that no row has; none where all is well.
+    """Sentences about rows that are in no figure, and about classes without rows; empty if there are none.
 
-    `values`: also the commonest labels that are not declared, which a file to hand on does not show.
+    `values`: whether to name the most frequent undeclared labels, which a file to hand on must not show.
     """
     words = []
     if left_out is not None and left_out.n_rows:
@@ -130,7 +130,7 @@ def left_out_words(left_out: LeftOut | None, *, values: bool = True) -> list[str
 
 
 def require_columns(model: Model, table: SourceTable, extra: list[str]) -> None:
-    """Refuse a table that lacks a column of the model, or one of `extra`, by name."""
+    """Raise an error that names the first column of the model, or of `extra`, that a table lacks."""
     for name in [column["name"] for column in model.encoder["columns"]] + extra:
         if name not in table.columns:  # the exact name, by which the model's encoder looks it up
             offer = did_you_mean(name, table.columns) or ";"
@@ -141,7 +141,7 @@ def require_columns(model: Model, table: SourceTable, extra: list[str]) -> None:
 
 
 class _Query:
-    """Runs SELECTs over the scored rows of one table; `{label}`, `{value}` and so on are of its rows t."""
+    """Queries of one table's rows t, in which `{label}`, `{predict}` and so on are functions of the row."""
 
     def __init__(self, session: Session, model: Model, table: SourceTable) -> None:
         self.session = session
@@ -161,7 +161,7 @@ class _Query:
             return self.session.fetch(query, {"model": self.model.name} | parts)
 
     def left_out(self) -> LeftOut:
-        """Rows whose label the model does not know."""
+        """Count the rows whose label the model does not know."""
         condition = sql.SQL("dpml.label(%(model)s, {}) IS NULL").format(self.record)
         field = label_field(self.model.encoder, self.table.columns)
         with self.session.owners_path():
@@ -169,7 +169,7 @@ class _Query:
 
 
 def _classification(query: _Query) -> tuple[Figures | None, int]:
-    """Figures, and the rows that are in none."""
+    """Figures, and the number of rows that are in none."""
     rows = query.rows(
         "SELECT {label} AS actual, {predict} AS predicted, pg_catalog.count(*) "
         "FROM {table} AS t GROUP BY 1, 2"
@@ -207,7 +207,7 @@ def _roc(query: _Query) -> tuple[float | None, tuple[tuple[float, float], ...]]:
         "ranked AS (SELECT p, n, pg_catalog.sum(p) OVER falling AS tp, pg_catalog.sum(n) OVER falling AS fp, "
         " pg_catalog.sum(p) OVER () AS all_p, pg_catalog.sum(n) OVER () AS all_n "
         " FROM tied WINDOW falling AS (ORDER BY score DESC)) "
-        # A positive row beats the negative ones of lower score, and half of its equals.
+        # A positive row counts the negative rows of lower score, and half of those of equal score.
         "SELECT pg_catalog.max(fp)::pg_catalog.int8, pg_catalog.max(tp)::pg_catalog.int8, "
         "pg_catalog.sum(p * (all_n - fp + n / 2.0))::pg_catalog.float8 FROM ranked "
         "GROUP BY pg_catalog.ceil(%(points)s::numeric * (tp + fp) / (all_p + all_n)) ORDER BY 1, 2",
@@ -243,7 +243,7 @@ def _calibration(query: _Query) -> tuple[CalibrationBin, ...]:
 
 
 def _regression(query: _Query) -> tuple[Figures | None, int]:
-    """Figures, and the rows that are in none."""
+    """Figures, and the number of rows that are in none."""
     ((n_rows, without, squared_error, variance),) = query.rows(
         "SELECT pg_catalog.count(e.actual), pg_catalog.count(*) - pg_catalog.count(e.actual), "
         "pg_catalog.avg((e.actual - e.predicted) ^ 2::float8), pg_catalog.var_pop(e.actual) "

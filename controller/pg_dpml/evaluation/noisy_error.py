@@ -33,10 +33,10 @@ from pg_dpml.spec.privacy import PrivacySpec
 __all__ = ["NoisyError", "release_error"]
 
 CONFIDENCE = 0.95
-"""Of the error bar."""
+"""Confidence level of the error bar."""
 
 SQUARED_ERROR_UNITS = 2**20
-"""A squared error at its clip, as a whole number."""
+"""The whole number that a squared error at its clip counts as."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,17 @@ class NoisyError:
     Attributes
     ----------
     value : float
-        In [0, 1], or in squared units of the label with each row's error clipped at `clip`.
+        Share of wrong predictions in [0, 1], or mean squared error in squared units of the label, with each
+        row's error clipped at `clip`.
     half_width : float
-        With probability `confidence` the noise is no larger.
+        Bound on the noise that holds with probability `confidence`.
     confidence : float
     clip : float or None
         Public bound on one row's squared error; None for classification.
     guarantee : Guarantee
-        Of this one release.
+        Guarantee of this one release.
     charge : int
-        Its row of dpml.ledger.
+        Number of its entry in dpml.ledger.
     n_rows : int
         Rows used, with or without a declared label; public.
     """
@@ -84,7 +85,7 @@ class _Release:
 
     @property
     def units(self) -> int:
-        """What a wholly wrong row adds to the sum."""
+        """The summand of a row whose error is the largest possible."""
         return 1 if self.clip is None else SQUARED_ERROR_UNITS
 
 
@@ -114,9 +115,9 @@ def release_error(
 
     def decide(session: Session) -> _Release:
         model = models.load_model(session, name)
-        relation = look_up_table(session, table)
-        charged_to = dataset or budgets.dataset_of(session, model, relation)
-        return _plan(session, model, relation, privacy, clip, definition_is_public, charged_to)
+        found = look_up_table(session, table)
+        charged_to = dataset or budgets.dataset_of(session, model, found)
+        return _plan(session, model, found, privacy, clip, definition_is_public, charged_to)
 
     def charge(session: Session, release: _Release) -> charging.Charged:
         charged_to = dataset or budgets.dataset_of(session, release.model, release.table)
@@ -162,7 +163,7 @@ def _plan(
     definition_is_public: bool,
     dataset: str | None,
 ) -> _Release:
-    """Check everything that can be checked without a row, and calibrate."""
+    """Check everything that needs no row, and calibrate the noise."""
     trained = PrivacyRecord.from_json(model.privacy)
     unit, most = trained.unit, trained.max_rows_per_unit
     require_columns(model, table, [model.encoder["label"]["name"]] + ([unit] if unit else []))
@@ -190,7 +191,7 @@ def _plan(
     except ResolutionError as error:
         raise charging.refusal_of(session, table, dataset, error, _pricing(guarantee, noise_at)) from None
     release = _Release(model, table, n_rows, clip, guarantee, noise, noise_at)
-    # Types and privileges are refused here, by a row of NULLs and by a query that reads no row.
+    # Wrong types and missing privileges raise errors here, by a row of NULLs and a query that reads no row.
     session.fetch(
         sql.SQL(
             "SELECT dpml.predict(%(model)s, {record}), dpml.label(%(model)s, {record}) "
@@ -208,7 +209,7 @@ def _plan(
 def _require_public_rows(
     model: models.Model, table: SourceTable, unit: str | None, definition_is_public: bool
 ) -> None:
-    """Refuse what may choose rows, or fail, by a private value."""
+    """Raise an error if a private value may decide which rows there are, or make the query fail."""
     if table.row_security:
         raise GuaranteeError(f"{shown(table.name)} has row-level security, so its rows depend on who asks")
     used = [model.encoder["label"]["name"], *(column["name"] for column in model.encoder["columns"])]
@@ -225,11 +226,11 @@ def _require_public_rows(
 
 
 def _clip(model: models.Model, clip: float | None) -> float | None:
-    """The bound on a row's squared error: of label and prediction inside the label's bounds."""
+    """Bound on the squared error of a row whose label and prediction are inside the label's bounds."""
     if model.task != "regression":
         if clip is not None:
             raise SpecError(
-                f"clip bounds the squared errors of a regression; model {shown(model.name)} is none"
+                f"clip bounds the squared errors of a regression; model {shown(model.name)} is for classes"
             )
         return None
     label = model.encoder["label"]
@@ -266,7 +267,7 @@ def _charge(session: Session, release: _Release, dataset: str | None) -> chargin
 
 
 def _used_rows(table: SourceTable, guarantee: Guarantee, shown: sql.Composable) -> sql.Composed:
-    """FROM clause with what is `shown` of each row t; of a unit, of so many rows chosen at random."""
+    """FROM clause with the expressions `shown` of the rows t used: at most m rows of a unit, at random."""
     if guarantee.unit is None:
         return sql.SQL("FROM (SELECT {} FROM {} AS t OFFSET 0) AS u").format(shown, table.identifier)
     return sql.SQL(
@@ -282,7 +283,7 @@ def _used_rows(table: SourceTable, guarantee: Guarantee, shown: sql.Composable) 
 
 
 def _count(session: Session, table: SourceTable, guarantee: Guarantee) -> int:
-    """Rows used, which are public in number."""
+    """Public number of rows used."""
     rows = _used_rows(table, guarantee, sql.SQL("1 AS one"))
     return session.count(
         sql.SQL("SELECT pg_catalog.count(*) ") + rows,
@@ -292,7 +293,7 @@ def _count(session: Session, table: SourceTable, guarantee: Guarantee) -> int:
 
 
 def _sum(release: _Release) -> sql.Composed:
-    """Query of the exact sum of errors; whatever a row holds, it raises nothing.
+    """Query for the exact sum of errors, which raises no error whatever a row contains.
 
     Source: privacy/README.md, "Scores and errors".
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Exact errors of finished models on packed rows: un-noised, for a mechanism that chooses by them.
+"""Exact, un-noised errors of finished models on packed rows, by which a mechanism chooses.
 
-Every row's term lies in [0, 1], and a zero row's is 0 whatever the model.
+The term of a row lies in [0, 1], and that of a zero row is 0 for every model.
 Source: privacy/README.md, "Private tuning".
 """
 
@@ -21,7 +21,7 @@ from pg_dpml.training.plan import Problem
 __all__ = ["LARGEST_SQUARED_ERROR", "errors", "rounding"]
 
 LARGEST_SQUARED_ERROR = 4.0
-"""Of a label and a prediction in [-1, 1]; a row's squared error is clamped there, which makes it 1."""
+"""Largest squared error of a label and a prediction in [-1, 1], where a row's squared error is clamped."""
 
 ROUNDING_BITS = 35
 
@@ -29,9 +29,8 @@ ROUNDING_BITS = 35
 def rounding(task: str, n_rows: int) -> Fraction:
     """Bound on how far `errors` over at most n_rows rows are from their exact sums.
 
-    Numbers of wrong rows are exact. Squared errors, at most 2 a row, are added plainly over less than
-    2^11 rows and then with compensation, in whatever order the workers have them: an error below
-    2^-40 n_rows.
+    Numbers of wrong rows are exact. Squared errors, at most 2 a row, are added without compensation over less
+    than 2^11 rows and then with compensation, in any order of the workers: the error is below 2^-40 n_rows.
     """
     return Fraction(n_rows, 2**ROUNDING_BITS) if task == "regression" else Fraction(0)
 
@@ -44,7 +43,7 @@ def errors(blocks: Blocks, problem: Problem, models: Sequence[Result]) -> list[f
     blocks : Blocks
         The rows to predict on.
     problem : Problem
-        Which says what is predicted.
+        The problem that the models solve.
     models : sequence of Result
         At most 64.
 
@@ -70,7 +69,7 @@ def errors(blocks: Blocks, problem: Problem, models: Sequence[Result]) -> list[f
         if model.whitening is not None:
             white = blocks.whitened(model.whitening)
             (found[i],) = _sums(white, [model.weights], clamped)
-    # the loss is half the squared error
+    # The loss is half the squared error.
     return [error / (LARGEST_SQUARED_ERROR / 2.0) for error in found]
 
 

@@ -52,11 +52,11 @@ def breach_of(
             advice = _advice_for_less(afford, least, budget, priced, at_epsilon)
     else:
         return next(iter(found), None)
-    amount = "" if budget.rule == "basic" else f" ({budget.loss_text(limit)})"
+    amount = "" if budget.rule == "basic" else f" ({budget.privacy_loss_text(limit)})"
     found.append(
         f"{advice}one run {bound} what epsilon = {short(of)} at delta = {short(budget.delta)} costs by "
         f"rule {budget.rule} for {budget.relation.value}{amount}, as {terms.source} has it, and this run "
-        f"costs {budget.loss_text(cost.loss)}"
+        f"costs {budget.privacy_loss_text(cost.loss)}"
     )
     return "; ".join(found)
 

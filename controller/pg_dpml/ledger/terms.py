@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 
-_LOSSES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
+_MEASURES = {"basic": "epsilon", "zcdp": "rho", "gdp": "mu^2"}
+"""What a rule measures privacy loss by."""
 LEAST_BASIC_DELTA = Decimal("1e-30")
 
 Priced = tuple[Guarantee, GaussianRun | None]
@@ -144,20 +145,20 @@ class Budget:
         """The limit in words."""
         return f"epsilon = {short(self.epsilon)}, delta = {short(self.delta)} by rule {self.rule}"
 
-    def worth(self, loss: Decimal) -> float:
-        """The epsilon of an amount of loss, at the delta that the budget converts with."""
-        return epsilon_of(self.rule, loss, self.delta - self.limit.delta)
+    def worth(self, privacy_loss: Decimal) -> float:
+        """The epsilon of an amount of privacy loss, at the delta that the budget converts with."""
+        return epsilon_of(self.rule, privacy_loss, self.delta - self.limit.delta)
 
     def amount(self, cost: Cost) -> str:
         """A cost in words."""
-        text = self.loss_text(cost.loss)
+        text = self.privacy_loss_text(cost.loss)
         if self.rule != "basic":
             text += f" (worth epsilon = {self.worth(cost.loss):.4g} alone)"
         return f"{text} and delta = {short(cost.delta)}"
 
-    def loss_text(self, loss: Decimal) -> str:
-        """An amount of loss in words."""
-        return f"{_LOSSES[self.rule]} = {short(loss)}"
+    def privacy_loss_text(self, privacy_loss: Decimal) -> str:
+        """An amount of privacy loss in words."""
+        return f"{_MEASURES[self.rule]} = {short(privacy_loss)}"
 
 
 @dataclass(frozen=True)

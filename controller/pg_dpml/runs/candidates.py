@@ -27,10 +27,10 @@ def plan_candidates(
     grid: Grid,
     budget: Accounting | None = None,
 ) -> tuple[Plan, ...]:
-    """Each candidate's plan for its number of units; an error names the candidate.
+    """The plan of each candidate for its number of units; an error names the candidate.
 
-    `budget`: of the run that trains the winner on all rows. Private tuning is charged by its epsilon and
-    delta alone, whatever the noise.
+    `budget` is that of the run which trains the winner on all rows. Private tuning is charged by its epsilon
+    and delta alone, whatever the noise.
     """
     plans = []
     for setting, candidate, size in zip(grid.settings, grid.candidates, sizes, strict=True):
@@ -47,10 +47,10 @@ def plan_candidates(
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:
-    """What tells a candidate from the others, in words."""
+    """The setting that distinguishes a candidate from the others, in words."""
     return ", ".join(f"{key} = {value}" for key, value in setting.items())
 
 
 def tuning_record(grid: Grid, chosen: int) -> dict[str, Any]:
-    """How a model's settings were chosen, as it is stored with the model."""
+    """The part of a model's training record about the choice of its settings."""
     return {"candidates": [dict(setting) for setting in grid.settings], "chosen": dict(grid.settings[chosen])}

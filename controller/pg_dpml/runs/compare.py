@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Methods beside each other on one table: trained and measured on the same random splits, nothing stored."""
+"""Comparing methods on one table: trained and measured on the same random splits, with nothing stored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEFAULT_EPSILONS = (0.01, 0.1, 1.0)
 DEFAULT_SPLITS = 10
 MOST_SPLITS = 1000
 TEST_SHARE = 5
-"""One unit of privacy in so many is measured on."""
+"""One unit of privacy in this many is kept for measuring."""
 
 MAJORITY = "majority class"
 
@@ -69,20 +69,20 @@ class ComparisonEntry:
     Attributes
     ----------
     method : str
-        As asked for; or `MAJORITY`, which always names the most frequent class of the
-        training portion.
+        The method asked for; or `MAJORITY`, which always predicts the most frequent class of the training
+        portion.
     epsilon : float or None
-        None for what is not private, and for a method that refuses whatever epsilon is.
+        None for a method that is not private, and for one that runs at no epsilon.
     values : tuple of float
-        A figure a split, see `Comparison`.
+        One figure per split, see `Comparison`.
     chosen : str or None
-        The method that ran: another one where `method` chooses.
+        The method that ran, which differs from `method` if that is `auto`.
     noise : float or None
         Standard deviation of the noise in the score of a row of norm 1.
     passes : float or None
-        Passes taken, their mean; None where a private run does not tell.
+        Mean number of passes taken; None if a private run does not disclose it.
     seconds : float or None
-        Time to train, its mean.
+        Mean time to train.
     refusal : str or None
         Why the method does not run with its default options; then there are no values.
     """
@@ -98,17 +98,17 @@ class ComparisonEntry:
 
     @property
     def label(self) -> str:
-        """The method, and in parentheses the one it chose."""
+        """The method, and in parentheses the method that it chose."""
         return self.method if self.chosen in (None, self.method) else f"{self.method} ({self.chosen})"
 
     @property
     def mean(self) -> float | None:
-        """Mean of the splits; None for a method that refuses."""
+        """Mean over the splits; None for a method that does not run."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of one split, its noise included; None below two splits."""
+        """Standard deviation between splits, which includes the noise; None for fewer than two splits."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
@@ -122,20 +122,20 @@ class Comparison:
     mode : str
         "public" (the rows are public) or "owner" (exact figures of private rows: **not private**).
     figure : str
-        What is measured: "accuracy", the share of rows classified rightly, or "r_squared".
+        The figure: "accuracy", the share of rows classified correctly, or "r_squared".
     n_train, n_test : int
         Units of privacy in the two portions of every split.
     unit : str or None
         Column whose equal values are one unit; None: every row is one.
     splits : int
     delta : float
-        Of the private methods.
+        delta of the private methods.
     relation : Relation
     entries : tuple of ComparisonEntry
         Methods in the order asked for, each by rising epsilon, and the majority class last. Where
         `auto` chooses a method that was also asked for, that run is one entry, called "auto".
     left_out : LeftOut or None
-        Rows of the table that no figure is of, since their label is not declared, and why.
+        Rows of the table left out of all figures because their label is not declared.
     """
 
     table: str
@@ -153,7 +153,7 @@ class Comparison:
 
 
 def compare(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     data: DataSpec,
     *,
     methods: Sequence[str] | None = None,
@@ -170,7 +170,7 @@ def compare(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
     methods : sequence of str or None
@@ -182,9 +182,9 @@ def compare(
         In [0, 1); None means 1 / n^2, n the units of privacy in a training portion.
     relation : Relation
     splits : int
-        From 1 to 1000. Each deals the units of privacy out anew, 80 % of them for training.
+        From 1 to 1000. Each split deals out the units of privacy anew, 80 % of them for training.
     public : bool
-        The owner's word that the rows are public.
+        The owner states that the rows are public.
     owner : bool
         Exact figures of private rows, for their owner alone: they are **not private**.
     progress : callable or None
@@ -201,7 +201,7 @@ def compare(
     GuaranteeError
         If not exactly one of `public` and `owner` is given.
     SpecError
-        For a bad argument, if every method refuses, or if a test portion has no figure.
+        For a bad argument, if no method runs, or if a test portion has no figure.
     UnavailableError
         If the server cannot be reached or is read-only.
     RunFailedError
@@ -209,9 +209,9 @@ def compare(
 
     Notes
     -----
-    All is done in one transaction that keeps nothing: no model, no charge, no work table.
-    A figure says how the method does on a portion of the rows, so on all of them it does a little better.
-    Squared errors are clipped at that of the label's whole range, a row each.
+    Everything is done in one transaction that keeps nothing: no model, no charge, no work table.
+    A model trained on a portion of the rows is a little less accurate than one trained on all rows.
+    The squared error of a row is clipped at the square of the label's range.
     Source: privacy/README.md, "Scores and errors".
     """
     if public == owner:
@@ -228,7 +228,7 @@ def compare(
         raise SpecError(f"splits must be a whole number from 1 to {MOST_SPLITS}, not {splits!r}")
     privacies = [PrivacySpec(epsilon, delta, relation) for epsilon in epsilons]
     privacies.sort(key=lambda privacy: privacy.epsilon)
-    with Database(source, insecure=insecure).session("REPEATABLE READ") as session:
+    with Database(database, insecure=insecure).session("REPEATABLE READ") as session:
         resolved = resolve(session, data)
         n_units = count_units(session, resolved)
         n_test = n_units // TEST_SHARE
@@ -267,7 +267,7 @@ def _require_different(values: Sequence[Any], name: str) -> None:
 
 @dataclass
 class _Run:
-    """A method at one epsilon: what it will do, and what the splits gave so far."""
+    """A method at one epsilon: its plan, and its figures of the splits so far."""
 
     method: str
     privacy: PrivacySpec | None
@@ -293,9 +293,9 @@ class _Run:
 
 
 def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[PrivacySpec]) -> list[_Run]:
-    """Every method at every epsilon; those that are not private once, as those that refuse everywhere.
+    """Plan every method at every epsilon; one that is not private, or never runs, has a single entry.
 
-    What `auto` chooses is not run a second time under its own name.
+    The method that `auto` chooses does not run a second time under its own name.
     """
     runs = []
     for method in methods:
@@ -307,16 +307,16 @@ def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[Pri
         if {run.decided.refusal for run in of_method} == {of_method[0].decided.refusal} - {None}:
             of_method = [_Run(method, None, of_method[0].decided)]
         runs += of_method
-    chosen = [_work_of(run) for run in runs if run.method == "auto" and run.decided.plan is not None]
-    runs = [run for run in runs if run.method == "auto" or _work_of(run) not in chosen]
+    chosen = [_plan_of(run) for run in runs if run.method == "auto" and run.decided.plan is not None]
+    runs = [run for run in runs if run.method == "auto" or _plan_of(run) not in chosen]
     if all(run.decided.plan is None for run in runs):
         refusals = dict.fromkeys(f"{run.method}: {run.decided.refusal}" for run in runs)
         raise SpecError(f"methods: none of them runs here; {'; '.join(refusals)}")
     return runs
 
 
-def _work_of(run: _Run) -> Plan | None:
-    """What a run does, whoever chose it."""
+def _plan_of(run: _Run) -> Plan | None:
+    """The plan of a run, without the reason why it was chosen."""
     plan = run.decided.plan
     return None if plan is None else replace(plan, reason="")
 
@@ -333,14 +333,14 @@ def _measure_splits(
 ) -> tuple[LeftOut, tuple[ComparisonEntry, ...]]:
     """Add the figures of all splits to the runs.
 
-    Returns what they leave out, and the entry of the majority class, where there are classes.
+    Returns the rows that they leave out, and the entry of the majority class if there are classes.
 
     Raises
     ------
     SpecError
         If a test portion has no figure.
     RunFailedError
-        In place of an error that may quote a private row.
+        Instead of an error that may quote a private row.
     """
     try:
         with owner_stamp(not public):

@@ -21,7 +21,7 @@ from pg_dpml.spec.data import DataSpec
 __all__ = ["Dataset", "list_datasets", "load_dataset", "register", "withdraw"]
 
 MOST_PASSES = 1000
-"""Default of the most passes of a request: planning them costs time before anything is charged."""
+"""Default of the largest number of passes of a request: planning takes time before anything is charged."""
 
 _DATASETS = sql.SQL(
     "SELECT name, registered_at, registered_by, role, source, source_owner, spec, min_epsilon, max_epsilon, "
@@ -82,24 +82,24 @@ def register(
 ) -> Dataset:
     """Offer models of a data set to a role, or change the offer; only services of the current role serve it.
 
-    What is None stays as it is where the data set is registered already.
+    If the data set is already registered, an argument that is None leaves its value unchanged.
 
     Parameters
     ----------
     session : Session
     name : str
-        Of the data set, which must have a budget.
+        Name of the data set, which must have a budget.
     spec : str
-        Its data spec, a TOML document; those who may request can read it.
+        Its data spec, a TOML document, which everyone who may request models can read.
     role : str or None
-        Whose members may request models; None: dpml_analyst.
+        Role whose members may request models; None: dpml_analyst.
     min_epsilon, max_epsilon : Decimal or None
-        What one request must cost at least and may cost at most: epsilon at the budget's delta, by its rule
-        and relation. None: what a run must cost by the budget, and all of the budget.
+        Least and largest cost of one request: epsilon at the budget's delta, by its rule and relation. None:
+        the least cost of a run by the budget, and the whole budget.
     min_delta, max_delta : Decimal or None
         Bounds on the delta of one request. None: the budget's.
     max_passes : int or None
-        Most passes that one request may name, at least 1; None: 1,000.
+        Largest number of passes of one request, at least 1; None: 1,000.
     allow_certified : bool or None
         Whether a request may have solver = certified, whose number of passes depends on the rows and can be
         counted by other roles of the server. None: False.
@@ -183,12 +183,12 @@ def register(
 
 
 def withdraw(session: Session, name: str) -> Dataset:
-    """Accept no more requests for a data set and refuse those that wait; a run under way is waited for.
+    """Accept no more requests for a data set and reject waiting ones; waits for a run under way.
 
     Raises
     ------
     SpecError
-        If the current role has not registered it.
+        If the current role has not registered the data set.
     """
     changed = session.execute(
         sql.SQL(
@@ -209,7 +209,7 @@ def withdraw(session: Session, name: str) -> Dataset:
 
 
 def list_datasets(session: Session) -> list[Dataset]:
-    """Those that the current role registered or may request, by name."""
+    """The data sets that the current role registered or may request models of, by name."""
     return [Dataset(*row) for row in session.fetch(_DATASETS + sql.SQL("ORDER BY name"))]
 
 
@@ -219,7 +219,7 @@ def load_dataset(session: Session, name: str) -> Dataset:
     Raises
     ------
     SpecError
-        If there is none, or the current role may not see it.
+        If there is no such data set, or the current role may not see it.
     """
     found = session.fetch(_DATASETS + sql.SQL("WHERE name = %(name)s"), {"name": name})
     if not found:

@@ -26,23 +26,23 @@ from pg_dpml.training.job import Job, Progress, Result
 __all__ = ["PublicScores", "score_on_public_rows"]
 
 SCORED_SHARE = 3
-"""One unit in so many of a public table is kept for scoring."""
+"""One unit in this many of a public table is kept for scoring."""
 
 
 @dataclass(frozen=True)
 class PublicScores:
-    """How the candidates did on a public table.
+    """Errors of the candidates on a public table.
 
     Attributes
     ----------
     table : str
     n_trained, n_scored : int
-        Units they were trained and scored on.
+        Number of units that they were trained and scored on.
     errors : tuple of float
-        Of each candidate: rows predicted wrongly; for a number to predict, the squared errors
+        For each candidate, the number of rows predicted wrongly; for a regression, the sum of squared errors
         in units of half the label's range, each divided by 4.
     left_out : LeftOut
-        Rows of the table without a declared label, which teach nothing and count as no error.
+        Rows of the table without a declared label, which change no model and count as no error.
     """
 
     table: str
@@ -61,7 +61,7 @@ def score_on_public_rows(
     budget: Accounting | None,
     report: Progress,
 ) -> PublicScores:
-    """Train all candidates on one part of a public table, with their noise, and score them on the other."""
+    """Train all candidates, with their noise, on one part of a public table and score them on the other."""
     source = resolve(session, data)
     if privacy is not None and source.table.oid == private.table.oid:
         raise SpecError(

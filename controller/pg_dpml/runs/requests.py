@@ -55,7 +55,7 @@ class Served:
     id : int
     requested_by, dataset : str
     state : str
-        "done", "refused" or "failed"; why is in dpml.requests.
+        "done", "refused" or "failed"; dpml.requests has the reason.
     """
 
     id: int
@@ -75,7 +75,7 @@ class _Request:
 
     @property
     def charge_name(self) -> str:
-        """Name of its charge, which is made once however often the request is run."""
+        """Name of the charge, which is made once however often the request runs."""
         return f"dpml.requests {self.id}"
 
 
@@ -114,11 +114,11 @@ def serve(database: Database, *, once: bool, report: Callable[[str], None]) -> N
 def serve_next(database: Database) -> Served | None:
     """Answer the oldest request that no other service has taken; None if there is none.
 
-    One that a service began and did not end is taken up under the name of its charge: it is run if nothing
-    was charged, done if its model is there, and failed otherwise.
+    A request that another service began and did not end is continued under the name of its charge: it runs if
+    nothing was charged, is done if its model is stored, and has failed otherwise.
     """
     with database.session() as guard:
-        # Its lock is what tells a run from one whose service ended, and idles as long as the run takes.
+        # A lock distinguishes a run from one whose service ended; its transaction idles during the run.
         guard.execute(sql.SQL("SET LOCAL idle_in_transaction_session_timeout = 0"))
         request = _take(guard)
         if request is None:
@@ -133,7 +133,7 @@ _UNFINISHED = sql.SQL("FROM dpml.requests q WHERE q.dataset = d.name AND q.state
 
 
 def _wait(database: Database) -> None:
-    """Return once there is something to do; by one connection, and no transaction that lasts."""
+    """Wait for a request, on one connection and without a long transaction."""
     query = sql.SQL(
         "SELECT FROM dpml.datasets d WHERE d.registered_by = current_user AND EXISTS (SELECT {})"
     ).format(_UNFINISHED)
@@ -146,12 +146,12 @@ def _wait(database: Database) -> None:
 
 
 def _take(guard: Session) -> _Request | None:
-    """The oldest request of a data set that no other service has; it is ours while the transaction lasts."""
+    """Take the oldest request of a data set that no other service has, for the length of the transaction."""
     free = sql.SQL(
         "SELECT d.name FROM dpml.datasets d WHERE d.registered_by = current_user AND EXISTS (SELECT {}) "
         "ORDER BY (SELECT pg_catalog.min(q.id) {}) LIMIT 1 FOR NO KEY UPDATE OF d SKIP LOCKED"
     ).format(_UNFINISHED, _UNFINISHED)
-    # Another service may have answered its last request just before the lock.
+    # Another service may have answered the data set's last request just before the lock.
     while locked := guard.fetch(free):
         found = guard.fetch(
             sql.SQL(
@@ -187,13 +187,13 @@ def _enter(database: Database, request: _Request, outcome: _Outcome) -> None:
 
 
 def _answer(database: Database, request: _Request) -> _Outcome:
-    """Train what was asked for; whatever happens, say what was charged and quote no row."""
+    """Train what was asked for; the outcome says what was charged and quotes no row."""
     try:
         _train(database, request)
     except UnavailableError:
-        raise  # the request stays as it is, and is taken up again
+        raise  # the request is unchanged and will be continued
     except CommitLostError as error:
-        raise UnavailableError(str(error)) from None  # the same: then it is known what was written
+        raise UnavailableError(str(error)) from None  # likewise, once it is known what was written
     except RunInterrupted as interrupt:
         _enter(
             database, request, ("failed", f"the service was stopped: {interrupt}", _charge(database, request))

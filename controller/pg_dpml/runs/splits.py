@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """One random split of a table: train a method on one portion, measure its model on the other.
 
-The figures are exact and not private: see `compare` for whom they may be shown to.
+The figures are exact and not private; `compare` states who may see them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Split:
         self.n_labels, self.spread = self._labels()
 
     def _labels(self) -> tuple[int, float]:
-        """Test rows with a declared label; regression: their sum of squared distances from the mean."""
+        """Number of test rows with a declared label, and the sum of squared deviations of their labels."""
         summary = sql.SQL("pg_catalog.count(*), coalesce(pg_catalog.var_pop(u.y), 0)")
         ((n_labels, variance),) = self.session.fetch(_labelled(summary, self.tested))
         label = self.source.encoder["label"]["name"]
@@ -63,7 +63,7 @@ class Split:
         return n_labels, n_labels * variance
 
     def majority(self) -> list[float]:
-        """Accuracy of always naming the training portion's most frequent class; empty for a regression."""
+        """Accuracy of predicting the training portion's most frequent class; empty for a regression."""
         if self.problem.task == "regression":
             return []
         trained, tested = self._classes(self.trained), self._classes(self.tested)
@@ -71,12 +71,12 @@ class Split:
         return [tested.get(most_frequent, 0) / self.n_labels]
 
     def _classes(self, packed: PackedRows) -> dict[float, int]:
-        """Rows of every class that has any."""
+        """Number of rows of every class that has rows."""
         counts = sql.SQL("u.y, pg_catalog.count(*)")
         return dict(self.session.fetch(_labelled(counts, packed) + sql.SQL("GROUP BY u.y")))
 
     def measure(self, plan: Plan) -> tuple[float, int | None, float]:
-        """Figure, passes and seconds of a model; the portions stay as they are."""
+        """Train and measure a model: its figure, passes and seconds. The portions are unchanged."""
         with self.session.discarded():
             started = time.monotonic()
             result = run_method(Job(Blocks(self.session, self.source, self.trained), plan, _ignore))
@@ -91,7 +91,7 @@ class Split:
 
 
 def _labelled(select: sql.SQL, packed: PackedRows) -> sql.Composed:
-    """A query of packed rows u that have a declared label: the others are zero rows of label 0."""
+    """Query of the packed rows u with a declared label; the others are zero rows with label 0."""
     return sql.SQL(
         "SELECT {} FROM {} AS b, dpml.unpack(b.block) AS u (x, y) "
         "WHERE (u.y <> 0 OR 0::pg_catalog.float4 <> ANY (u.x)) "

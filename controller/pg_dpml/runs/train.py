@@ -72,7 +72,7 @@ class TrainResult:
 
 
 def plan(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     data: DataSpec,
     privacy: PrivacySpec | None,
     training: TrainSpec | None = None,
@@ -83,7 +83,7 @@ def plan(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
     privacy : PrivacySpec or None
@@ -106,7 +106,7 @@ def plan(
     UnavailableError
         If the server cannot be reached.
     """
-    with Database(source, insecure=insecure).session() as session:
+    with Database(database, insecure=insecure).session() as session:
         resolved = resolve(session, data)
         require_plannable(session, resolved)
         n_units = count_units(session, resolved)
@@ -114,7 +114,7 @@ def plan(
 
 
 def train(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     data: DataSpec,
     privacy: PrivacySpec | None,
     training: TrainSpec | None = None,
@@ -129,7 +129,7 @@ def train(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
     privacy : PrivacySpec or None
@@ -175,9 +175,9 @@ def train(
     before the model is stored.
     Source: privacy/README.md, "Order of a run".
     """
-    database = Database(source, insecure=insecure)
+    opened = Database(database, insecure=insecure)
     return train_model(
-        database,
+        opened,
         data,
         privacy,
         training or TrainSpec(),

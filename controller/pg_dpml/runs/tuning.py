@@ -48,19 +48,19 @@ class TuneResult:
     Attributes
     ----------
     trained : TrainResult
-        The model and its plan. Privately tuned, the plan's n_units is the size of the candidate's
-        portion, its guarantee that of the whole tuning, and `seconds` covers all candidates: None if
-        the passes of any of them depend on the rows.
+        The model and its plan. After private tuning, the plan's n_units is the size of the candidate's
+        portion, its guarantee is that of the whole tuning, and `seconds` covers all candidates; None if the
+        number of passes of any candidate depends on the rows.
     grid : Grid
     chosen : int
-        Place of the candidate in the grid.
+        Index of the candidate in the grid.
     n_units : int
         Size of the private table (units, where a unit of privacy is declared).
     sizes : tuple of int
         Units of each candidate's portion and, last, of the portion scored; empty after
         tuning on a public table.
     public : PublicScores or None
-        None after private tuning, of which no score is kept.
+        None after private tuning, which keeps no score.
     """
 
     trained: TrainResult
@@ -88,7 +88,7 @@ class _Tuning:
 
 
 def tune(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     data: DataSpec,
     privacy: PrivacySpec | None,
     grid: Grid,
@@ -102,21 +102,21 @@ def tune(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
     privacy : PrivacySpec or None
-        Of the whole tuning run. None only with `public_table`, for methods that are not private.
+        Guarantee of the whole tuning run. None only with `public_table`, for methods that are not private.
     grid : Grid
-        l candidates. Each trains on one of l + 1 portions of the units and all are scored on the
-        last, so the table needs 2 (l + 1) units.
+        l candidates. Each trains on one of l + 1 portions of the units, and all are scored on the last
+        portion, so the table needs 2 (l + 1) units.
     name : str
-        Of the new model.
+        Name of the new model.
     public_table : str or None
-        Tune on this table instead, which costs nothing, and train the winner on all private
-        rows. That its rows are public is the caller's word. It has the columns of the
-        training table; a filter of `data` does not apply to it. With `privacy` it must not be the
-        training table; a view, partition or copy of that one is not recognised.
+        Tune on this table instead, which costs nothing, and train the winner on all private rows. The caller
+        states that its rows are public. It has the columns of the training table; the filter of `data` does
+        not apply to it. With `privacy` it must not be the training table; a view, partition or copy of the
+        training table is not recognised.
     progress : callable or None
         See `Progress`; tuning has a phase "candidate" too.
     insecure : bool
@@ -146,16 +146,16 @@ def tune(
     One charge for everything, committed before any row is read.
     Source: privacy/README.md, "Private tuning" and "Order of a run".
     """
-    database = Database(source, insecure=insecure)
+    opened = Database(database, insecure=insecure)
     report = progress or (lambda phase, done, total: None)
     if public_table is not None:
-        return _tune_on_public_rows(database, data, privacy, grid, name, public_table, report)
+        return _tune_on_public_rows(opened, data, privacy, grid, name, public_table, report)
     if privacy is None:
         raise SpecError(
             "private tuning needs epsilon: give one, such as --epsilon 1 (in Python PrivacySpec(1)); on a "
             "public table methods that are not private do not"
         )
-    return _tune_privately(database, data, privacy, grid, name, report)
+    return _tune_privately(opened, data, privacy, grid, name, report)
 
 
 def _tune_privately(
@@ -183,8 +183,8 @@ def _tune_privately(
     tuning = run.decided
     assert run.outcome is not None  # each charge is a new one
     model, plan, result, chosen = run.outcome
-    told = all(planned.work.passes is not None for planned in tuning.plans)
-    seconds = time.monotonic() - started if told else None
+    disclosed = all(planned.work.passes is not None for planned in tuning.plans)
+    seconds = time.monotonic() - started if disclosed else None
     trained = TrainResult(model, plan, result.passes, seconds)
     return TuneResult(trained, grid, chosen, tuning.n_units, tuning.sizes, None)
 
@@ -254,7 +254,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
 def _run(
     session: Session, tuning: _Tuning, charge: int, report: Progress
 ) -> tuple[models.Model, Plan, Result, int]:
-    """Deal out, train, score and choose, in one transaction; the other models end with it."""
+    """Deal out, train, score and choose, in one transaction, whose end removes the other models."""
     report("pack", 0, 1)
     start_run(session)
     *portions, scored = pack_portions(session, tuning.source, tuning.sizes)
@@ -290,7 +290,7 @@ def _tune_on_public_rows(
         if privacy is not None:
             privacy = replace(privacy, delta=privacy.delta_for(n_units))
         budget = charged_problem(session, source, n_units, data, privacy).budget
-        # What would be refused on the private rows is refused before any work.
+        # A candidate that cannot run on the private rows is an error before any work.
         plan_candidates(source, (n_units,) * len(grid.candidates), data, privacy, grid, budget)
         models.require_new_name(session, name)
         public = replace(data, table=table, where=None, definition_is_public=True)

@@ -138,7 +138,7 @@ class TableCheck:
 
 
 def check_table(
-    source: str | sa.Engine,
+    database: str | sa.Engine,
     data: DataSpec,
     *,
     progress: Progress | None = None,
@@ -148,7 +148,7 @@ def check_table(
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
     progress : callable or None
@@ -168,7 +168,7 @@ def check_table(
         If the server cannot be reached.
     """
     report = progress or (lambda phase, done, total: None)
-    with Database(source, insecure=insecure).session("REPEATABLE READ") as session:
+    with Database(database, insecure=insecure).session("REPEATABLE READ") as session:
         resolved = resolve(session, data)
         *columns, label = _fields(resolved)
         groups = list(_groups([*columns, label]))

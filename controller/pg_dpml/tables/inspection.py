@@ -98,12 +98,12 @@ def looks_like_person(column: str, kind: str) -> bool:
     return len(words) == 1 or words[-1] in _KEY_WORDS | {"no", "nr", "number", "hash", "code", "name"}
 
 
-def inspect_table(source: str | sa.Engine, table: str, *, insecure: bool = False) -> CatalogTable:
+def inspect_table(database: str | sa.Engine, table: str, *, insecure: bool = False) -> CatalogTable:
     """Describe a table from the catalog alone.
 
     Parameters
     ----------
-    source : str or sqlalchemy.Engine
+    database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     table : str
         Name as in SQL.
@@ -117,7 +117,7 @@ def inspect_table(source: str | sa.Engine, table: str, *, insecure: bool = False
     UnavailableError
         If the server cannot be reached.
     """
-    with Database(source, insecure=insecure).session() as session:
+    with Database(database, insecure=insecure).session() as session:
         found = look_up_table(session, table)
         # pg_get_expr writes dates by these settings.
         for setting, value in (("datestyle", "ISO, YMD"), ("timezone", "UTC")):
