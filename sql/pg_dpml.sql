@@ -76,14 +76,13 @@ CREATE TABLE dpml.ledger (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	charged_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
 	charged_by name NOT NULL DEFAULT current_user,
-	dataset text NOT NULL,
+	table_name text NOT NULL,
 	model text NOT NULL,
 	method text NOT NULL,
-	private boolean NOT NULL,
-	epsilon numeric,
-	delta numeric,
-	relation text,
-	n_rows bigint,
+	epsilon numeric NOT NULL,
+	delta numeric NOT NULL,
+	relation text NOT NULL,
+	n_units bigint NOT NULL,
 	mechanism jsonb NOT NULL
 );
 COMMENT ON TABLE dpml.ledger IS
@@ -91,18 +90,16 @@ COMMENT ON TABLE dpml.ledger IS
 COMMENT ON COLUMN dpml.ledger.id IS 'number of the charge';
 COMMENT ON COLUMN dpml.ledger.charged_at IS 'start of the transaction that charged';
 COMMENT ON COLUMN dpml.ledger.charged_by IS 'role that charged';
-COMMENT ON COLUMN dpml.ledger.dataset IS 'table or view that the run reads';
+COMMENT ON COLUMN dpml.ledger.table_name IS 'table or view that the run reads';
 COMMENT ON COLUMN dpml.ledger.model IS 'name of the model that the run was to make, or that was evaluated';
 COMMENT ON COLUMN dpml.ledger.method IS 'training method, or evaluate';
-COMMENT ON COLUMN dpml.ledger.private IS 'false for a run without a guarantee';
-COMMENT ON COLUMN dpml.ledger.epsilon IS 'epsilon of the guarantee; null if not private';
-COMMENT ON COLUMN dpml.ledger.delta IS 'delta of the guarantee; null if not private';
+COMMENT ON COLUMN dpml.ledger.epsilon IS 'epsilon of the guarantee';
+COMMENT ON COLUMN dpml.ledger.delta IS 'delta of the guarantee';
 COMMENT ON COLUMN dpml.ledger.relation IS 'neighbouring relation: replace_one or add_remove';
-COMMENT ON COLUMN dpml.ledger.n_rows IS 'public number of rows';
+COMMENT ON COLUMN dpml.ledger.n_units IS 'public number of units of privacy';
 COMMENT ON COLUMN dpml.ledger.mechanism IS 'mechanism and its parameters, from which the cost can be composed';
 GRANT SELECT ON TABLE dpml.ledger TO dpml_curator;
-GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism) ON TABLE dpml.ledger
-	TO dpml_curator;
+GRANT INSERT (table_name, model, method, epsilon, delta, relation, n_units, mechanism) ON TABLE dpml.ledger TO dpml_curator;
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.ledger
@@ -185,14 +182,14 @@ CREATE TABLE dpml.budget_entries (
 	turn bigint,
 	entered_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
 	entered_by name NOT NULL DEFAULT current_user,
-	request text NOT NULL,
+	charge_key text NOT NULL,
 	charge bigint UNIQUE REFERENCES dpml.ledger (id),
 	loss numeric NOT NULL CHECK (loss >= 0),
 	delta numeric NOT NULL CHECK (delta >= 0),
 	terms jsonb CHECK (charge IS NULL OR terms IS NULL),
 	-- Two sessions that both found so many entries cannot both add the next one, whatever they have locked.
 	PRIMARY KEY (dataset, turn),
-	UNIQUE (dataset, request)
+	UNIQUE (dataset, charge_key)
 );
 COMMENT ON TABLE dpml.budget_entries IS
 'what was taken out of budgets, when they were closed, and when they were opened again';
@@ -200,7 +197,8 @@ COMMENT ON COLUMN dpml.budget_entries.dataset IS 'the budget';
 COMMENT ON COLUMN dpml.budget_entries.turn IS 'number of the entry, from 1';
 COMMENT ON COLUMN dpml.budget_entries.entered_at IS 'start of the transaction that made the entry';
 COMMENT ON COLUMN dpml.budget_entries.entered_by IS 'role that made the entry';
-COMMENT ON COLUMN dpml.budget_entries.request IS 'name of the request, which is charged once however often it is sent';
+COMMENT ON COLUMN dpml.budget_entries.charge_key IS
+'key of the charge, which is made once however often a run is repeated under it';
 COMMENT ON COLUMN dpml.budget_entries.charge IS
 'the charge in dpml.ledger; null: the budget was closed, or opened again';
 COMMENT ON COLUMN dpml.budget_entries.loss IS 'cost by the rule of the budget: epsilon, rho or mu^2';
@@ -208,7 +206,7 @@ COMMENT ON COLUMN dpml.budget_entries.delta IS 'delta that the cost leaves to be
 COMMENT ON COLUMN dpml.budget_entries.terms IS
 'where the budget was opened again: its row of dpml.budgets until then; null: a charge, or the end of the budget';
 GRANT SELECT ON TABLE dpml.budget_entries TO dpml_curator;
-GRANT INSERT (dataset, turn, request, charge, loss, delta, terms) ON TABLE dpml.budget_entries TO dpml_curator;
+GRANT INSERT (dataset, turn, charge_key, charge, loss, delta, terms) ON TABLE dpml.budget_entries TO dpml_curator;
 SELECT pg_catalog.pg_extension_config_dump('dpml.budget_entries', '');
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_entries
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
@@ -230,7 +228,7 @@ BEGIN
 		NEW.opened_at := clock_timestamp();
 		NEW.opened_by := current_user;
 		-- As a charge does: one of an older snapshot, or a charge that this one does not see, has this number, too.
-		INSERT INTO dpml.budget_entries (dataset, turn, request, loss, delta, terms)
+		INSERT INTO dpml.budget_entries (dataset, turn, charge_key, loss, delta, terms)
 			SELECT OLD.dataset, count(*) + 1, 'open ' || gen_random_uuid(), 0, 0, to_jsonb(OLD)
 			FROM dpml.budget_entries e WHERE e.dataset = OLD.dataset;
 	END IF;
@@ -317,7 +315,7 @@ BEGIN ATOMIC
 	WHERE r.listed IS NOT NULL
 		OR EXISTS (SELECT FROM named WHERE named.name = ANY (b.tables))
 		OR EXISTS (SELECT FROM dpml.budget_entries e JOIN dpml.ledger l ON l.id = e.charge
-			JOIN named ON named.name = l.dataset WHERE e.dataset = b.dataset);
+			JOIN named ON named.name = l.table_name WHERE e.dataset = b.dataset);
 END;
 COMMENT ON FUNCTION dpml.budgets_on(oid[]) IS
 'budgets that any of these tables is in: whether it is listed there, and whether they were closed before anything was charged';
@@ -1026,7 +1024,7 @@ Members of dpml_curator see, grant and drop every model. To all others a model t
 SELECT dpml.drop_model(''MODEL'') is dpml drop. dpml.module_version() is the version of the C module, for dpml doctor.'
 WHEN 'ledger' THEN
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
-SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
+SELECT table_name, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY table_name;
 Runs on the same rows add up; dpml budget open DATASET --epsilon E --table TABLE sets a limit, in dpml.budgets.
 dpml budget show | history | close DATASET; SELECT * FROM dpml.budgets_on(ARRAY[''TABLE''::regclass]::oid[]).
 Direct calls of the aggregates are not in it, and are not private.'

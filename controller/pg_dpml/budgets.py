@@ -217,7 +217,7 @@ class Entry:
     turn: int
     entered_at: datetime
     entered_by: str
-    request: str
+    charge_key: str
     charge: int | None
     loss: Decimal
     delta: Decimal
@@ -242,7 +242,7 @@ class Outlook:
 
 
 class Charged(NamedTuple):
-    """A charge: its number in the ledger, and whether an earlier request by the same name had made it."""
+    """A charge: its number in the ledger, and whether an earlier run under its charge key had made it."""
 
     entry: int
     repeated: bool
@@ -422,7 +422,7 @@ def history(session: Session, dataset: str) -> list[Entry]:
     """What was taken out of a budget, in order."""
     rows = session.fetch(
         sql.SQL(
-            "SELECT turn, entered_at, entered_by, request, charge, loss, delta, terms "
+            "SELECT turn, entered_at, entered_by, charge_key, charge, loss, delta, terms "
             "FROM dpml.budget_entries "
             "WHERE dataset = %(dataset)s ORDER BY turn"
         ),
@@ -462,10 +462,10 @@ def charge(
     dataset: str | None,
     model: str,
     method: str,
-    n_rows: int,
+    n_units: int,
     mechanism: Mapping[str, Any],
     at_epsilon: Callable[[float], Priced],
-    request: str | None = None,
+    charge_key: str | None = None,
     terms: Terms | None = None,
 ) -> Charged:
     """Charge a run to the ledger and to its data set's budget; the caller commits before it reads a row.
@@ -480,11 +480,11 @@ def charge(
         See `privacy.budget.gaussian_part`.
     dataset : str or None
         Whose budget to charge; None: that which lists the table, if any does.
-    model, method, n_rows, mechanism
+    model, method, n_units, mechanism
         See `registry.charge`.
     at_epsilon : callable
         Guarantee and Gaussian part of this run at another epsilon, for advice; may refuse it.
-    request : str or None
+    charge_key : str or None
         Name of the charge, which is made once; None: a new one.
     terms : Terms or None
         What it must keep to beside the terms of the budget.
@@ -500,7 +500,7 @@ def charge(
     GuaranteeError
         If the run protects another unit than the budget, or the table belongs to another data set.
     SpecError
-        If there is no such budget, or no budget that `request` could be of.
+        If there is no such budget, or no budget that `charge_key` could be of.
     DpmlError
         In a transaction whose snapshot is older than the last entry: try again in a new one. At READ
         COMMITTED, as every command uses, sessions wait for each other instead.
@@ -510,9 +510,10 @@ def charge(
     Source: privacy/README.md, "Budgets".
     """
     budget = budget_of(session, table, dataset)
-    if budget is None and request is not None:
+    if budget is None and charge_key is not None:
         raise SpecError(
-            "request goes with a budget, which this data set has not: leave it out, or see dpml budget open"
+            "charge_key goes with a budget, which this data set has not: leave it out, or see "
+            "dpml budget open"
         )
     if budget is not None:
         cost = _cost(budget, guarantee, gaussian)
@@ -531,7 +532,7 @@ def charge(
                 "nothing was charged; try again"
             )
         left = left_of(session, budget)
-        earlier = None if request is None else charge_of(session, budget.dataset, request)
+        earlier = None if charge_key is None else charge_of(session, budget.dataset, charge_key)
         if earlier is not None:
             return Charged(earlier, True)
         _require_open(budget, left)
@@ -548,18 +549,18 @@ def charge(
         claim(session, budget, table)
     entry = registry.charge(
         session,
-        dataset=_table_name(table),
+        table_name=_table_name(table),
         model=model,
         method=method,
         epsilon=_exact(guarantee.epsilon),
         delta=_exact(guarantee.delta),
         relation=guarantee.relation.value,
-        n_rows=n_rows,
+        n_units=n_units,
         mechanism=dict(mechanism)
         | {"unit": guarantee.unit, "max_rows_per_unit": guarantee.max_rows_per_unit},
     )
     if budget is not None:
-        _enter(session, budget, left.entries + 1, request or str(uuid.uuid4()), entry, cost)
+        _enter(session, budget, left.entries + 1, charge_key or str(uuid.uuid4()), entry, cost)
     return Charged(entry, False)
 
 
@@ -769,21 +770,21 @@ def _of_three_digits(place: int) -> Decimal:
     return Decimal(100 + digits).scaleb(decade - 14)
 
 
-def charge_of(session: Session, dataset: str, request: str) -> int | None:
-    """The number in the ledger of the charge that a request made, if it made one."""
+def charge_of(session: Session, dataset: str, charge_key: str) -> int | None:
+    """Number in the ledger of the charge made under a charge key; None if there is none."""
     found = session.fetch(
         sql.SQL(
-            "SELECT charge FROM dpml.budget_entries WHERE dataset = %(dataset)s AND request = %(request)s "
-            "AND charge IS NOT NULL"
+            "SELECT charge FROM dpml.budget_entries WHERE dataset = %(dataset)s "
+            "AND charge_key = %(charge_key)s AND charge IS NOT NULL"
         ),
-        {"dataset": dataset, "request": request},
+        {"dataset": dataset, "charge_key": charge_key},
     )
     return found[0][0] if found else None
 
 
 def dataset_of(session: Session, model: registry.Model, table: SourceTable) -> str | None:
     """The data set whose budget a model was charged to, if `table` is what it was trained on."""
-    if model.charge is None or model.training.get("dataset") != _table_name(table):
+    if model.charge is None or model.training.get("table_name") != _table_name(table):
         return None
     found = session.fetch(
         sql.SQL("SELECT dataset FROM dpml.budget_entries WHERE charge = %(charge)s"), {"charge": model.charge}
@@ -1107,16 +1108,18 @@ def account_of(session: Session, charge: int) -> tuple[Budget, Left] | None:
     return budget, left_of(session, budget)
 
 
-def _enter(session: Session, budget: Budget, turn: int, request: str, charge: int | None, cost: Cost) -> None:
+def _enter(
+    session: Session, budget: Budget, turn: int, charge_key: str, charge: int | None, cost: Cost
+) -> None:
     session.execute(
         sql.SQL(
-            "INSERT INTO dpml.budget_entries (dataset, turn, request, charge, loss, delta) "
-            "VALUES (%(dataset)s, %(turn)s, %(request)s, %(charge)s, %(loss)s, %(delta)s)"
+            "INSERT INTO dpml.budget_entries (dataset, turn, charge_key, charge, loss, delta) "
+            "VALUES (%(dataset)s, %(turn)s, %(charge_key)s, %(charge)s, %(loss)s, %(delta)s)"
         ),
         {
             "dataset": budget.dataset,
             "turn": turn,
-            "request": request,
+            "charge_key": charge_key,
             "charge": charge,
             "loss": cost.loss,
             "delta": cost.delta,

@@ -253,7 +253,7 @@ def _charge(session: Session, release: _Release, dataset: str | None) -> budgets
         dataset=dataset,
         model=release.model.name,
         method="evaluate",
-        n_rows=release.n_rows,
+        n_units=release.n_rows,
         mechanism=mechanism | asdict(release.noise),
     )
 

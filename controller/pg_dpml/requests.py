@@ -119,8 +119,8 @@ class _Request:
     allowed: bool
 
     @property
-    def charge_name(self) -> str:
-        """Name of its charge, which is made once however often the request is run."""
+    def charge_key(self) -> str:
+        """Key of its charge, which is made once however often the request is run."""
         return f"dpml.requests {self.id}"
 
 
@@ -454,7 +454,7 @@ def _train(database: Database, request: _Request) -> None:
         training,
         name=request.model,
         progress=None,
-        request=request.charge_name,
+        charge_key=request.charge_key,
         owner=request.requested_by,
         terms=dataset.terms,
     )
@@ -462,7 +462,7 @@ def _train(database: Database, request: _Request) -> None:
 
 def _charge(database: Database, request: _Request) -> int | None:
     with database.session() as session:
-        return budgets.charge_of(session, request.dataset, request.charge_name)
+        return budgets.charge_of(session, request.dataset, request.charge_key)
 
 
 def _owner_of(session: Session, table: int) -> str:

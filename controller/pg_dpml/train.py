@@ -134,7 +134,7 @@ def train(
     name: str,
     progress: Progress | None = None,
     insecure: bool = False,
-    request: str | None = None,
+    charge_key: str | None = None,
     owner: str | None = None,
 ) -> TrainResult:
     """Train a model inside the database and store it; without noise only if the method says so.
@@ -154,7 +154,7 @@ def train(
         See `Progress`.
     insecure : bool
         Allow TCP without TLS to another machine.
-    request : str or None
+    charge_key : str or None
         Where the data set has a budget: your name of this charge. A run that is repeated under it, as after a
         lost connection, gives the model it made and charges nothing. None: a new one.
     owner : str or None
@@ -195,7 +195,7 @@ def train(
         training or TrainSpec(),
         name=name,
         progress=progress,
-        request=request,
+        charge_key=charge_key,
         owner=owner,
     )
 
@@ -209,7 +209,7 @@ def train_model(
     name: str,
     progress: Progress | None,
     tuning: Mapping[str, Any] | None = None,
-    request: str | None = None,
+    charge_key: str | None = None,
     owner: str | None = None,
     terms: budgets.Terms | None = None,
 ) -> TrainResult:
@@ -238,7 +238,7 @@ def train_model(
 
     def charge(session: Session, begun: tuple[Source, Plan]) -> budgets.Charged:
         assert privacy is not None
-        charged = _charge(session, *begun, data, privacy, training, name, request, terms)
+        charged = _charge(session, *begun, data, privacy, training, name, charge_key, terms)
         if not charged.repeated:
             registry.require_new_name(session, name)
         return charged
@@ -370,7 +370,7 @@ def _charge(
     privacy: PrivacySpec,
     training: TrainSpec,
     name: str,
-    request: str | None,
+    charge_key: str | None,
     terms: budgets.Terms | None,
 ) -> budgets.Charged:
     assert decided.guarantee is not None  # privacy is not None
@@ -382,10 +382,10 @@ def _charge(
         gaussian_part(decided.noise),
         at_epsilon=partial(priced_at, decided.problem, privacy, training),
         dataset=data.dataset,
-        request=request,
+        charge_key=charge_key,
         model=name,
         method=decided.method,
-        n_rows=decided.problem.n_rows,
+        n_units=decided.problem.n_rows,
         mechanism=noise_record(decided.noise),
         terms=terms,
     )
@@ -405,13 +405,13 @@ def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsil
 
 
 def _made_before(session: Session, charge: int, decided: Plan, name: str) -> TrainResult:
-    """What an earlier run under the same request made."""
+    """What an earlier run under the same charge key made."""
     model = registry.model_of(session, charge)
     if model is None or model.name != name:
         made = "stored no model" if model is None else f"made model {model.name}"
         raise SpecError(
-            f"request: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new run "
-            "draws new noise and is charged again: give it a new request"
+            f"charge_key: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new "
+            "run draws new noise and is charged again: give it a new charge key"
         )
     return TrainResult(model, decided, model.training["passes"], None)
 
@@ -481,9 +481,9 @@ def released_model(
         encoder=source.encoder,
         privacy=_privacy_record(decided),
         training={
-            "dataset": f"{source.table.schema}.{source.table.name}",
+            "table_name": f"{source.table.schema}.{source.table.name}",
             "where": source.where,
-            "n_rows": decided.problem.n_rows,
+            "n_units": decided.problem.n_rows,
             "passes": result.passes,
             "features": list(source.feature_names),
             "versions": versions(session),

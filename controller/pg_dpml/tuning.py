@@ -298,7 +298,7 @@ def _charge(session: Session, tuning: _Tuning) -> budgets.Charged:
         dataset=tuning.data.dataset,
         model=tuning.name,
         method="tune",
-        n_rows=tuning.n_rows,
+        n_units=tuning.n_rows,
         mechanism={
             "selection": {
                 "kind": "exponential",

@@ -447,8 +447,8 @@ def everything(dsn: str, folder: Path) -> None:
         ("cleanup",),
     ):
         good(dpml(dsn, *command))
-    pg_dpml.train(dsn, data, PRIVACY, name="charged", request="once")
-    assert pg_dpml.train(dsn, data, PRIVACY, name="charged", request="once").model.name == "charged"
+    pg_dpml.train(dsn, data, PRIVACY, name="charged", charge_key="once")
+    assert pg_dpml.train(dsn, data, PRIVACY, name="charged", charge_key="once").model.name == "charged"
     good(dpml(dsn, "budget", "close", "people"))
     assert '"ok": true' in good(dpml(dsn, "doctor", "--format", "json"))
     good(dpml(dsn, "drop", "auto", "--yes"))

@@ -60,7 +60,7 @@ def tables(database: str) -> None:
 
 
 def ledger(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
-    columns = "id, dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism"
+    columns = "id, table_name, model, method, epsilon, delta, relation, n_units, mechanism"
     return connection.execute(f"SELECT {columns} FROM dpml.ledger".encode()).fetchall()
 
 
@@ -315,7 +315,7 @@ def test_what_is_stored(database: str, connection: psycopg.Connection) -> None:
     result = pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(method="bolt-on", passes=2), name="m")
     ((charge, *entry),) = ledger(connection)
     noise = dataclasses.asdict(result.plan.noise)  # type: ignore[arg-type]
-    expected = ["public.people", "m", "bolt-on", True, Decimal(1), Decimal("0.000001"), "replace_one", N]
+    expected = ["public.people", "m", "bolt-on", Decimal(1), Decimal("0.000001"), "replace_one", N]
     assert entry[:-1] == expected
     assert entry[-1] | noise == entry[-1]
     stored = connection.execute(
@@ -327,7 +327,7 @@ def test_what_is_stored(database: str, connection: psycopg.Connection) -> None:
     np.testing.assert_array_equal(stored[6], result.model.weights)
     assert stored[7] == people.N_FEATURES
     assert (stored[8]["epsilon"], stored[8]["delta"], stored[8]["relation"]) == (1.0, 1e-6, "replace_one")
-    assert (stored[9]["n_rows"], stored[9]["passes"]) == (N, 2)
+    assert (stored[9]["n_units"], stored[9]["passes"]) == (N, 2)
     assert len(stored[9]["features"]) == people.N_FEATURES
     assert stored[10] == charge == result.model.charge
 
@@ -336,12 +336,12 @@ def test_pure_privacy_charges_the_samplers_delta(database: str, connection: psyc
     privacy = PrivacySpec(0.1, 0.0, pg_dpml.Relation.ADD_REMOVE)
     pg_dpml.train(database, people.spec(), privacy, name="m")
     (entry,) = ledger(connection)
-    assert entry[5:8] == (
+    assert entry[4:7] == (
         Decimal("0.1"),
         Decimal(repr(resolution.sampler_delta(people.N_FEATURES))),
         "add_remove",
     )
-    assert entry[9]["kind"] == "k-norm"
+    assert entry[8]["kind"] == "k-norm"
 
 
 def test_noiseless_models_are_stamped_and_charge_nothing(
@@ -567,7 +567,7 @@ def test_rows_are_counted_charged_and_packed_in_one_snapshot(
         result = pg_dpml.train(database, people.spec(), PRIVACY, name="m")
     finally:
         connection.execute("TRUNCATE people; INSERT INTO people TABLE kept; DROP TABLE kept")
-    assert result.model.training["n_rows"] == N
+    assert result.model.training["n_units"] == N
     assert [len(read) for read in packed] == [N]
     assert len(ledger(connection)) == 1
 
@@ -607,14 +607,14 @@ class Churn:
 def test_every_run_on_a_busy_table_succeeds(database: str, connection: psycopg.Connection) -> None:
     connection.execute("CREATE TABLE busy AS TABLE people")
     data = people.spec(table="busy")
-    ledger_rows = "SELECT array_agg(n_rows ORDER BY id) FROM dpml.ledger"
+    ledger_rows = "SELECT array_agg(n_units ORDER BY id) FROM dpml.ledger"
     counts: list[int] = []
     with Churn(database, "busy") as churn:
         for i in range(4):
             trained = pg_dpml.train(
                 database, data, PRIVACY, TrainSpec(method="dp-gd", passes=2), name=f"m{i}"
             )
-            counts.append(trained.model.training["n_rows"])
+            counts.append(trained.model.training["n_units"])
         tuned = pg_dpml.tune(
             database, data, PRIVACY, Grid({"passes": [1, 2]}, TrainSpec(method="dp-gd")), name="tuned"
         )
