@@ -318,7 +318,8 @@ BEGIN ATOMIC
 			JOIN named ON named.name = l.table_name WHERE e.dataset = b.dataset);
 END;
 COMMENT ON FUNCTION dpml.budgets_on(oid[]) IS
-'budgets that any of these tables is in: whether it is listed there, and whether they were closed before anything was charged';
+'budgets that any of these tables is in: whether it is listed there, and whether the budget was closed
+before anything was charged';
 GRANT EXECUTE ON FUNCTION dpml.budgets_on(oid[]) TO dpml_curator;
 
 CREATE FUNCTION dpml.check_budget_relation() RETURNS trigger
@@ -690,7 +691,12 @@ CREATE AGGREGATE dpml.sgd_epoch(x float8[], y float8, start float8[], options js
 	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_epoch(float8[], float8, float8[], jsonb) IS
-'one pass of SGD over rows, in the order they come (write ORDER BY random()); charges nothing, and is not private without noise';
+'one pass of SGD over rows, in the order they come; charges nothing, and is not private without noise
+SELECT (r).* FROM (SELECT dpml.sgd_epoch(x, y, (SELECT w FROM start),
+  ''{"loss": "logistic", "step_size": 0.1}'' ORDER BY random()) AS r FROM t) s
+x float8[] has norm at most 1 (longer rows are shortened), y is -1 or 1, a number, or a class number from 0.
+Keep the subquery: (dpml.sgd_epoch(...)).* would run a pass for every column of the result.
+See also: options, loss, pack.';
 GRANT EXECUTE ON FUNCTION dpml.sgd_epoch(float8[], float8, float8[], jsonb) TO dpml_curator;
 
 CREATE AGGREGATE dpml.sgd_epoch(block_no int4, block bytea, start dpml.epoch, options jsonb) (
@@ -698,7 +704,7 @@ CREATE AGGREGATE dpml.sgd_epoch(block_no int4, block bytea, start dpml.epoch, op
 	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) IS
-'one pass of SGD over packed blocks, which must come as 0, 1, 2, ...; charges nothing, and is not private without noise';
+'one pass of SGD over blocks of dpml.pack, which must come as 0, 1, 2, ...; charges nothing, not private without noise';
 GRANT EXECUTE ON FUNCTION dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
@@ -715,7 +721,8 @@ CREATE AGGREGATE dpml.sgd_poisson(block_no int4, block bytea, start dpml.epoch, 
 	FINALFUNC = dpml.sgd_poisson_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) IS
-'steps of SGD over Poisson batches of the rows of blocks, held in memory (dpml.work_mem); charges nothing, and is not private without noise';
+'steps of SGD over Poisson batches of the rows of blocks, held in memory (dpml.work_mem); see also: poisson
+It charges nothing, and is not private without noise.';
 GRANT EXECUTE ON FUNCTION dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb) RETURNS internal
@@ -732,7 +739,8 @@ CREATE AGGREGATE dpml.sgd_poisson_steps(step int4, block bytea, rows int4, start
 	FINALFUNC = dpml.sgd_poisson_steps_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb) IS
-'steps of SGD over the batches that dpml.poisson_steps drew (write ORDER BY step); charges nothing, and is not private without noise';
+'steps of SGD over the batches that dpml.poisson_steps drew (write ORDER BY step); see also: poisson
+It charges nothing, and is not private without noise.';
 GRANT EXECUTE ON FUNCTION dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
@@ -754,7 +762,13 @@ CREATE AGGREGATE dpml.loss(x float8[], y float8, weights float8[], options jsonb
 	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.loss(float8[], float8, float8[], jsonb) IS
-'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise';
+'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise
+SELECT dpml.loss(x, y, weights, options) FROM t
+logistic   ln(1 + exp(-y u)), y = -1 or 1
+huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
+squared    (u - y)^2 / 2, linear beyond a difference of clip
+softmax    -ln of the probability of class y = 0, 1, ...; classes is required
+logistic and huber_svm with classes train one model a class against all others. See also: options.';
 GRANT EXECUTE ON FUNCTION dpml.loss(float8[], float8, float8[], jsonb) TO dpml_curator;
 
 CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
@@ -783,7 +797,15 @@ CREATE AGGREGATE dpml.gradient(block bytea, weights float8[], options jsonb) (
 	FINALFUNC = dpml.gradient_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.gradient(bytea, float8[], jsonb) IS
-'sums of gradients and losses of weights over packed blocks; not private: the result carries no noise';
+'sums of gradients and losses of weights over packed blocks; not private: the result carries no noise
+SELECT (r).* FROM (SELECT dpml.gradient(block, (SELECT w FROM start), ''{"loss": "logistic"}'') AS r FROM blocks) s
+gradient, losses and rows are sums: not divided by n, no regulariser. Keep the subquery. Options, a JSON object:
+loss (required), classes, huber_h, clip, as in the topic options
+models (1, at most 64): weights hold so many models; the gradient is that of the first, losses has one sum each
+gradient (true), losses (true): what to compute; errors (false): count wrong rows in place of losses
+gradient_clip: bound on the norm of the derivatives in a row''s scores; loss_clip: bound on a row''s loss
+units: the most rows of a unit, as in options; unit_clip: bound on the gradient of a unit''s rows in one block
+See also: pack, loss, gram, whiten.';
 GRANT EXECUTE ON FUNCTION dpml.gradient(bytea, float8[], jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.gram_step(bytea, bytea) RETURNS bytea
@@ -807,7 +829,8 @@ CREATE AGGREGATE dpml.gram(block bytea) (
 	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.gram(bytea) IS
-'sums of x x'' and y x over packed blocks; not private: the result carries no noise';
+'sums of x x'' and y x over packed blocks; not private: the result carries no noise
+xx is the upper triangle, row by row; at most 2500 features.';
 GRANT EXECUTE ON FUNCTION dpml.gram(bytea) TO dpml_curator;
 
 CREATE AGGREGATE dpml.gram(block bytea, weights float8[], options jsonb) (
@@ -815,7 +838,8 @@ CREATE AGGREGATE dpml.gram(block bytea, weights float8[], options jsonb) (
 	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.gram(bytea, float8[], jsonb) IS
-'Hessian of the summed losses of weights over packed blocks; not private: the result carries no noise';
+'Hessian of the summed losses of weights over packed blocks; not private: the result carries no noise
+The options are a JSON object of loss (logistic, huber_svm or squared), huber_h and clip.';
 GRANT EXECUTE ON FUNCTION dpml.gram(bytea, float8[], jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.pack_step(internal, bytea) RETURNS internal
@@ -840,7 +864,8 @@ GRANT EXECUTE ON FUNCTION dpml.pack(bytea) TO dpml_curator;
 CREATE FUNCTION dpml.encode(spec jsonb, r record) RETURNS bytea
 	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE COST 200 AS 'MODULE_PATHNAME', 'dpml_encode';
 COMMENT ON FUNCTION dpml.encode(jsonb, record) IS
-'a record as a block of one row, by a specification of its columns; no value of a row is an error';
+'a record as a block of one row, by a specification of its columns; no value of a row is an error
+It reads values as dpml.number(v) and dpml.numbers(array, length). See also: spec, pack.';
 GRANT EXECUTE ON FUNCTION dpml.encode(jsonb, record) TO dpml_curator;
 
 CREATE FUNCTION dpml.encode(spec jsonb, r record, starts_unit boolean) RETURNS bytea
@@ -858,13 +883,19 @@ GRANT EXECUTE ON FUNCTION dpml.number("any") TO dpml_curator;
 CREATE FUNCTION dpml.numbers(value "any", length int4) RETURNS float8[]
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_numbers';
 COMMENT ON FUNCTION dpml.numbers("any", int4) IS
-'the numbers that dpml.encode reads from an array, null for an element that it leaves out; null for an array of another length';
+'the numbers that dpml.encode reads from an array, null for an element that it leaves out;
+null for an array of another length';
 GRANT EXECUTE ON FUNCTION dpml.numbers("any", int4) TO dpml_curator;
 
 CREATE FUNCTION dpml.pack(block bytea, capacity int4, max_bytes int4 DEFAULT 2147483647) RETURNS bytea
 	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'dpml_pack_window';
 COMMENT ON FUNCTION dpml.pack(bytea, int4, int4) IS
-'window function: at its first row a block of the next rows, at most capacity and within max_bytes, and where it can without cutting a unit; null at the others';
+'window function: at its first row a block of the next rows, at most capacity and within max_bytes, and where it can
+without cutting a unit; null at the others
+SELECT dpml.pack(dpml.encode(spec, t), capacity) OVER (ORDER BY ...) FROM t
+Passes over packed blocks are several times faster than passes over rows. Number them 0, 1, 2, ... for dpml.sgd_epoch.
+dpml.block_capacity(kind, n_features, n_values) is the capacity of one block; dpml.rows(block) and
+dpml.unpack(block) lead back to blocks of one row, or to x and y. See also: encode, spec.';
 GRANT EXECUTE ON FUNCTION dpml.pack(bytea, int4, int4) TO dpml_curator;
 
 CREATE FUNCTION dpml.rows(block bytea) RETURNS SETOF bytea
@@ -876,7 +907,8 @@ GRANT EXECUTE ON FUNCTION dpml.rows(bytea) TO dpml_curator;
 CREATE FUNCTION dpml.poisson_steps(packed bytea, steps int4, sampling float8) RETURNS TABLE (step int4, block bytea, rows int4)
 	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_steps';
 COMMENT ON FUNCTION dpml.poisson_steps(bytea, int4, float8) IS
-'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row (unit); last an empty block, with how many rows there are';
+'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row
+(unit); last an empty block, with how many rows there are';
 GRANT EXECUTE ON FUNCTION dpml.poisson_steps(bytea, int4, float8) TO dpml_curator;
 
 CREATE FUNCTION dpml.unpack(block bytea) RETURNS TABLE (x float4[], y float4)
@@ -904,17 +936,21 @@ COMMENT ON FUNCTION dpml.module_version() IS
 CREATE FUNCTION dpml.predict(model text, r record) RETURNS text
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict';
 COMMENT ON FUNCTION dpml.predict(text, record) IS
-'class that a model predicts for a record of raw columns; for regression the value as text';
+'class that a model predicts for a record of raw columns; for regression the value as text
+SELECT dpml.predict(''MODEL'', t) FROM t
+t is the row of raw columns, found by name; the label may be missing. ROW(a, b, ...) gives the columns in the
+order of the specification. Unknown, missing and outlying values are encoded as in training.
+See also: predict_value, predict_proba, label.';
 
 CREATE FUNCTION dpml.predict_value(model text, r record) RETURNS float8
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict_value';
 COMMENT ON FUNCTION dpml.predict_value(text, record) IS
-'decision value (binary), largest score (multiclass) or predicted value (regression)';
+'decision value (binary; above 0: the second class), largest score (multiclass) or predicted value (regression)';
 
 CREATE FUNCTION dpml.predict_proba(model text, r record) RETURNS float8[]
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict_proba';
 COMMENT ON FUNCTION dpml.predict_proba(text, record) IS
-'probabilities in the order of the model''s classes, for the losses logistic and softmax';
+'probabilities in the order of dpml.models.classes, for the losses logistic and softmax';
 
 CREATE FUNCTION dpml.label(model text, r record) RETURNS text
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_label';
@@ -924,37 +960,25 @@ COMMENT ON FUNCTION dpml.label(text, record) IS
 --
 -- Help
 --
+-- A topic is a guide, of which there are some here, or a function of dpml, whose comments are its help.
 
 CREATE FUNCTION dpml.help(topic text DEFAULT '') RETURNS text
-	LANGUAGE sql IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE
-RETURN CASE pg_catalog.lower(topic)
-WHEN 'train' THEN
+	LANGUAGE sql STABLE CALLED ON NULL INPUT PARALLEL SAFE
+BEGIN ATOMIC
+	WITH guide (topic, text) AS (VALUES
+('train',
 'Training is a command outside the server, which runs one SQL statement a pass:
   dpml plan  SPEC.toml --epsilon 1                 guarantee, noise and passes; reads no row
   dpml train SPEC.toml --epsilon 1 --name MODEL    charges dpml.ledger, trains, stores in dpml.models
   dpml inspect TABLE > SPEC.toml                   a specification to fill in
-The role needs dpml_curator and SELECT on the table, to plan SELECT alone. See also: spec, models, privacy, sgd_epoch.'
-WHEN 'predict' THEN
-'SELECT dpml.predict(''MODEL'', t) FROM t        the class, or a regression''s value, as text
-SELECT dpml.predict_value(''MODEL'', t) FROM t  score (above 0: the second class), largest score, or value
-SELECT dpml.predict_proba(''MODEL'', t) FROM t  probabilities in the order of dpml.models.classes
-SELECT dpml.label(''MODEL'', t) FROM t          the class of a row''s own label; null if it is not declared
-t is the row of raw columns, found by name; the label may be missing. ROW(a, b, ...) gives the columns in the
-order of the specification. Unknown, missing and outlying values are encoded as in training.'
-WHEN 'evaluate' THEN
+The role needs dpml_curator and SELECT on the table, to plan SELECT alone. See also: spec, models, privacy, sgd_epoch.'),
+('evaluate',
 'dpml evaluate MODEL --table T --public       rows are public: accuracy, confusion, AUC, calibration
 dpml evaluate MODEL --table T --owner        rows are private: the same for their owner alone, NOT PRIVATE
 dpml evaluate MODEL --table T --epsilon 0.1  rows are private: one noisy error, charged in dpml.ledger
 In SQL, on public rows:
-SELECT dpml.label(''MODEL'', t), dpml.predict(''MODEL'', t), count(*) FROM t GROUP BY 1, 2'
-WHEN 'sgd_epoch' THEN
-'One pass of stochastic gradient descent as an aggregate, for the curator. NOT PRIVATE: no charge, no noise by default.
-SELECT (r).* FROM (SELECT dpml.sgd_epoch(x, y, (SELECT w FROM start),
-  ''{"loss": "logistic", "step_size": 0.1}'' ORDER BY random()) AS r FROM t) s
-x float8[] has norm at most 1 (longer rows are shortened), y is -1 or 1, a number, or a class number from 0.
-Keep the subquery: (dpml.sgd_epoch(...)).* would run a pass for every column of the result.
-The form with blocks reads rows packed by dpml.pack. See also: options, loss, pack.'
-WHEN 'poisson' THEN
+SELECT dpml.label(''MODEL'', t), dpml.predict(''MODEL'', t), count(*) FROM t GROUP BY 1, 2'),
+('poisson',
 'SGD over Poisson batches: at every step each row (unit) is in with probability sampling, from a cryptographic
 generator. An empty batch is a step. The sum is divided by batch_size, whatever the batch has. Options as in the topic
 options, and steps, the steps of this pass; sampling, usually batch_size/n. Two forms of one distribution:
@@ -962,35 +986,8 @@ SELECT (r).* FROM (SELECT dpml.sgd_poisson(block_no, block, (SELECT e FROM start
   ''{"loss": "logistic", "step_size": 0.1, "steps": 100, "sampling": 0.01, "batch_size": 10}'' ORDER BY block_no) AS r
   FROM blocks) s                    holds all rows in memory: dpml.work_mem (1 GB) is the limit
 SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, (SELECT e FROM start), OPTIONS
-  ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'
-WHEN 'pack' THEN
-'Passes over packed blocks are several times faster than passes over rows.
-dpml.encode(spec, t)             a row as a block of one; it reads values as dpml.number(v), dpml.numbers(array, length)
-dpml.pack(block, capacity) OVER (ORDER BY ...)   window function: a block at every capacity rows, null between
-dpml.pack(block ORDER BY ...)    aggregate: one block of all
-dpml.block_capacity(kind, n_features, n_values)  rows for one block
-dpml.rows(block), dpml.unpack(block)             back to blocks of one row, or to x and y
-Number the blocks 0, 1, 2, ... for dpml.sgd_epoch. See also: spec.'
-WHEN 'loss' THEN
-'SELECT dpml.loss(x, y, weights, options) FROM t: mean loss plus lambda/2 ||weights||^2. NOT PRIVATE.
-logistic   ln(1 + exp(-y u)), y = -1 or 1
-huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
-squared    (u - y)^2 / 2, linear beyond a difference of clip
-softmax    -ln of the probability of class y = 0, 1, ...; classes is required
-logistic and huber_svm with classes train one model a class against all others.'
-WHEN 'gradient' THEN
-'Full-batch sums over packed blocks, in parallel plans too. NOT PRIVATE: no noise, no charge.
-SELECT (r).* FROM (SELECT dpml.gradient(block, (SELECT w FROM start), ''{"loss": "logistic"}'') AS r FROM blocks) s
-gradient, losses and rows are sums: not divided by n, no regulariser. Keep the subquery. Options, a JSON object:
-loss (required), classes, huber_h, clip, as in the topic options
-models (1, at most 64): weights hold so many models; the gradient is that of the first, losses has one sum each
-gradient (true), losses (true): what to compute; errors (false): count wrong rows in place of losses
-gradient_clip: bound on the norm of the derivatives in a row''s scores; loss_clip: bound on a row''s loss
-units: the most rows of a unit, as in options; unit_clip: bound on the gradient of a unit''s rows in one block
-dpml.gram(block): the sums xx of x x'' (upper triangle, row by row) and xy of y x; at most 2500 features
-dpml.gram(block, weights, options): the Hessian of logistic, huber_svm or squared; keys loss, huber_h, clip
-dpml.whiten(block, p, norm): every row x as x norm / ||p x||, p a symmetric matrix. See also: pack, loss.'
-WHEN 'options' THEN
+  ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'),
+('options',
 'Keys of the options of dpml.sgd_epoch, dpml.loss and dpml.sgd_poisson, a JSON object:
 loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
 lambda (0), radius: L2 regulariser, and the ball that weights are kept in
@@ -1001,8 +998,8 @@ at most 1/(smoothness + lambda)
 units: the most rows of a unit of privacy, where blocks say which rows make one and batches count them
 noise (none): gaussian or k-norm, fresh in every step, of noise_scale on the sum of a batch''s gradients
 gradient_clip: bound on the norm of the derivatives in a row''s scores; momentum (0): share of the last step kept
-steps, sampling: see the topic poisson'
-WHEN 'spec' THEN
+steps, sampling: see the topic poisson'),
+('spec',
 '{"columns": [{"name": "age", "kind": "numeric", "lower": 17, "upper": 90, "scale": "center", "log1p": false},
   {"name": "ok", "kind": "boolean"}, {"name": "work", "kind": "category", "levels": ["a", "b"]},
   {"name": "pixels", "kind": "array", "length": 784, "lower": 0, "upper": 255, "scale": "zero_based"}],
@@ -1011,8 +1008,8 @@ WHEN 'spec' THEN
 scale: center, zero_based, or standard with mean and sd; norm: normalize or clip; format: dense or csr;
 label kinds: binary, classes (with classes), number (with lower and upper). dpml writes it from SPEC.toml.
 An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. Beside
-"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.'
-WHEN 'models' THEN
+"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.'),
+('models',
 'dpml.models holds the released models: name, task, classes, weights, whitening, encoder, privacy, training, charge.
 A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.
 SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
@@ -1021,14 +1018,14 @@ A model belongs to the role that trained or requested it. Members of dpml_analys
 roles, and those granted to one: dpml grant MODEL bob | revoke MODEL bob; in SQL, where public is every role,
 UPDATE dpml.models SET granted_to = ''{bob,carol}'' WHERE name = ''MODEL''
 Members of dpml_curator see, grant and drop every model. To all others a model that they may not see does not exist.
-SELECT dpml.drop_model(''MODEL'') is dpml drop. dpml.module_version() is the version of the C module, for dpml doctor.'
-WHEN 'ledger' THEN
+SELECT dpml.drop_model(''MODEL'') is dpml drop. dpml.module_version() is the version of the C module, for dpml doctor.'),
+('ledger',
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
 SELECT table_name, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY table_name;
 Runs on the same rows add up; dpml budget open DATASET --epsilon E --table TABLE sets a limit, in dpml.budgets.
 dpml budget show | history | close DATASET; SELECT * FROM dpml.budgets_on(ARRAY[''TABLE''::regclass]::oid[]).
-Direct calls of the aggregates are not in it, and are not private.'
-WHEN 'requests' THEN
+Direct calls of the aggregates are not in it, and are not private.'),
+('requests',
 'Models of tables that you may not read. Their owner registers a data set, which has a budget, and runs the service:
 dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
 Members of ROLE with dpml_analyst ask for models, and own them:
@@ -1038,15 +1035,32 @@ SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); doe
 CALL goes in autocommit mode only (by dpml.require_autocommit()), and a request is seen once it is committed.
 What is committed is run and charged, even if the session ends.
 privacy: epsilon, delta, relation. training: method and its options, as in the topic train; of bolt-on with lambda the
-default is solver sgd, unless the data set has allow_certified.'
-WHEN 'privacy' THEN
+default is solver sgd, unless the data set has allow_certified.'),
+('privacy',
 'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with
 probability delta, whatever else an attacker knows. From even odds: epsilon 0.1 to 52.5 %, 1 to 73.1 %, 3 to 95.3 %.
 replace_one: the values of one row change. add_remove: one row is blanked out. The number of rows is public.
-Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.'
-ELSE
-'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics
-train, predict, evaluate, sgd_epoch, poisson, gradient, pack, loss, options, spec, models, ledger, requests, privacy'
+Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.')
+	), function (topic, kind, text) AS (
+		SELECT p.proname, p.prokind, pg_catalog.format(E'dpml.%s(%s)\n%s', p.proname,
+			pg_catalog.pg_get_function_arguments(p.oid), pg_catalog.obj_description(p.oid, 'pg_proc'))
+		FROM pg_catalog.pg_proc AS p
+		WHERE p.pronamespace = 'dpml'::pg_catalog.regnamespace AND p.prorettype <> 'pg_catalog.trigger'::pg_catalog.regtype
+			AND NOT EXISTS (SELECT FROM pg_catalog.pg_aggregate AS a
+				WHERE p.oid IN (a.aggtransfn, a.aggcombinefn, a.aggfinalfn))
+	), found (text) AS (
+		SELECT g.text FROM guide AS g WHERE g.topic = pg_catalog.lower(help.topic)
+		UNION ALL
+		SELECT pg_catalog.string_agg(f.text, E'\n' ORDER BY f.text) FROM function AS f
+		WHERE f.topic = pg_catalog.lower(help.topic)
+	)
+	SELECT coalesce((SELECT pg_catalog.string_agg(f.text, E'\n') FROM found AS f), pg_catalog.format(
+E'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics\n%s\n'
+'or with an aggregate\n%s\nor another function\n%s',
+		(SELECT pg_catalog.string_agg(g.topic, ', ') FROM guide AS g),
+		(SELECT pg_catalog.string_agg(DISTINCT f.topic, ', ') FROM function AS f WHERE f.kind = 'a'),
+		(SELECT pg_catalog.regexp_replace(pg_catalog.string_agg(DISTINCT f.topic, ', '), '(.{1,110}), ', E'\\1,\n', 'g')
+			FROM function AS f WHERE f.kind <> 'a')));
 END;
 COMMENT ON FUNCTION dpml.help(text) IS 'how to use the extension, by topic; without one, the topics';
 
