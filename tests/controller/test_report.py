@@ -47,8 +47,8 @@ MODEL = Model(
     encoder={"columns": [], "norm": "normalize", "label": {"name": EVIL}},
     privacy={"epsilon": 1.0, "delta": 1e-9, "relation": "replace_one", "noise": NOISE},
     training={
-        "dataset": EVIL,
-        "n_rows": 1000,
+        "table_name": EVIL,
+        "n_units": 1000,
         "passes": 3,
         "options": {EVIL: EVIL},
         "features": [EVIL, "$x_2$", "naïve 特\x07", "intercept"],
@@ -311,8 +311,8 @@ PAGE = replace(
     owner=LONG,
     encoder={"columns": [], "norm": "normalize", "label": {"name": "y"}},
     training={
-        "dataset": LONG,
-        "n_rows": 9,
+        "table_name": LONG,
+        "n_units": 9,
         "features": [LONG, "p", "q", "r"],
         "versions": {"PostgreSQL": "16"},
     },

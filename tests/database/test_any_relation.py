@@ -275,7 +275,7 @@ def test_names_of_nothing(connection: psycopg.Connection, name: str) -> None:
 )
 def test_filters(connection: psycopg.Connection, where: str, rows: int) -> None:
     model = run(connection, DataSpec("rows", YES, (X,), where=where, definition_is_public=True))
-    query = "SELECT n_rows FROM dpml.ledger WHERE model = %s"
+    query = "SELECT n_units FROM dpml.ledger WHERE model = %s"
     assert scalar(connection, query, model) == rows
 
 

@@ -54,7 +54,7 @@ def clean(connection: psycopg.Connection) -> None:
 
 
 def charges(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
-    columns = "dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism"
+    columns = "table_name, model, method, epsilon, delta, relation, n_units, mechanism"
     return connection.execute(
         f"SELECT {columns} FROM dpml.ledger WHERE method = 'evaluate' ORDER BY id".encode()
     ).fetchall()
@@ -322,7 +322,7 @@ def test_what_is_charged(database: str, connection: psycopg.Connection, relation
     found = pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(0.5, relation=relation))
     ((*entry, mechanism),) = charges(connection)
     delta = Decimal(repr(resolution.sampler_delta(1)))
-    assert entry == ["public.people", "binary", "evaluate", True, Decimal("0.5"), delta, relation.value, N]
+    assert entry == ["public.people", "binary", "evaluate", Decimal("0.5"), delta, relation.value, N]
     assert mechanism["kind"] == "k-norm"
     assert mechanism["scale"] == pytest.approx(2.0)
     assert (mechanism["sensitivity"], mechanism["grid"]) == (1, 1.0)
@@ -341,7 +341,7 @@ def test_what_is_charged(database: str, connection: psycopg.Connection, relation
 def test_what_a_regression_is_charged(database: str, connection: psycopg.Connection) -> None:
     found = pg_dpml.evaluate(database, "regression", "people", privacy=PrivacySpec(2.0, 1e-3), clip=4.0)
     ((*entry, mechanism),) = charges(connection)
-    assert entry[4:6] == [Decimal("2.0"), Decimal("0.001")]
+    assert entry[3:5] == [Decimal("2.0"), Decimal("0.001")]
     assert (mechanism["release"], mechanism["clip"]) == ("clipped squared errors", 4.0)
     assert mechanism["sensitivity"] == 2**20
     assert mechanism["scale"] == pytest.approx(2**20 / 2.0)

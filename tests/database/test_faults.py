@@ -253,11 +253,11 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
     with Database(database).session() as session:
         opening.open_budget(session, "census", epsilon=Decimal(100), delta=Decimal("0.1"), rule="basic")
     data = people.spec(dataset="census")
-    train(database, data=data, name="claims the table", request="claims the table")
+    train(database, data=data, name="claims the table", charge_key="claims the table")
     proxy.arm()
-    train(proxy.dsn, data=data, name="first", request="first")
+    train(proxy.dsn, data=data, name="first", charge_key="first")
     charge, store = (number for number, text in enumerate(proxy.requests, 1) if text == "COMMIT")
-    paid = "SELECT count(*) FROM dpml.budget_entries WHERE request = %s"
+    paid = "SELECT count(*) FROM dpml.budget_entries WHERE charge_key = %s"
     both = (
         "SELECT (SELECT array_agg(id ORDER BY id) FROM dpml.ledger) "
         "= (SELECT array_agg(charge ORDER BY charge) FROM dpml.budget_entries)"
@@ -266,16 +266,16 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
         name = f"m{number}"
         proxy.arm(lose(number, how))
         with pytest.raises(DpmlError):
-            train(proxy.dsn, data=data, name=name, request=name)
+            train(proxy.dsn, data=data, name=name, charge_key=name)
         settle(clean)
         assert scalar(clean, both)
         charged = number > charge or (number == charge and how is Loss.ANSWER)
         assert scalar(clean, paid, name) == charged
         if charged and not (number == store and how is Loss.ANSWER):
             with pytest.raises(DpmlError, match="stored no model"):
-                train(database, data=data, name=name, request=name)
+                train(database, data=data, name=name, charge_key=name)
         else:
-            assert train(database, data=data, name=name, request=name).model.name == name
+            assert train(database, data=data, name=name, charge_key=name).model.name == name
         assert scalar(clean, paid, name) == 1
     assert scalar(clean, both)
 

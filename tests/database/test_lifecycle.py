@@ -163,6 +163,16 @@ def test_an_upgrade_equals_a_fresh_install(connection: psycopg.Connection, put: 
     assert len(fresh) > 100
 
 
+def test_default_privileges_open_nothing_to_everybody(connection: psycopg.Connection) -> None:
+    """What an administrator gives PUBLIC of every new object, the extension takes away again."""
+    opened = [
+        f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO PUBLIC"
+        for kind in ("SCHEMAS", "TABLES", "SEQUENCES")
+    ]
+    usual = installed(connection, "CREATE EXTENSION pg_dpml")
+    assert differences(installed(connection, *opened, "CREATE EXTENSION pg_dpml"), usual) == []
+
+
 PROBE = """
 CREATE TABLE probe.t (
 	a int PRIMARY KEY, b text DEFAULT 'x' CHECK (b <> ''), c int GENERATED ALWAYS AS IDENTITY);

@@ -291,5 +291,5 @@ def test_types_are_found_for_a_table_whose_schema_has_a_dot(connection: psycopg.
     pg_dpml.train(connection.info.dsn, spec('"a.b"."c.d"'), PRIVACY, TRAINING, name="dotted")
     with Database(connection.info.dsn).session() as session:
         model = registry.load_model(session, "dotted")
-        types = look_up_table(session, str(model.training["dataset"])).columns
+        types = look_up_table(session, str(model.training["table_name"])).columns
     assert "AS" in sql_expression(model, types)

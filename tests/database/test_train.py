@@ -68,7 +68,7 @@ def tables(database: str) -> None:
 
 
 def ledger(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
-    columns = "id, dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism"
+    columns = "id, table_name, model, method, epsilon, delta, relation, n_units, mechanism"
     return connection.execute(f"SELECT {columns} FROM dpml.ledger".encode()).fetchall()
 
 
@@ -324,7 +324,7 @@ def test_what_is_stored(database: str, connection: psycopg.Connection) -> None:
     ((charge, *entry),) = ledger(connection)
     assert result.plan.noise is not None
     noise = result.plan.noise.record()
-    expected = ["public.people", "m", "bolt-on", True, Decimal(1), Decimal("0.000001"), "replace_one", N]
+    expected = ["public.people", "m", "bolt-on", Decimal(1), Decimal("0.000001"), "replace_one", N]
     assert entry[:-1] == expected
     assert entry[-1] | noise == entry[-1]
     stored = connection.execute(
@@ -345,12 +345,12 @@ def test_pure_privacy_charges_the_samplers_delta(database: str, connection: psyc
     privacy = PrivacySpec(0.1, 0.0, pg_dpml.Relation.ADD_REMOVE)
     pg_dpml.train(database, people.spec(), privacy, name="m")
     (entry,) = ledger(connection)
-    assert entry[5:8] == (
+    assert entry[4:7] == (
         Decimal("0.1"),
         Decimal(repr(resolution.sampler_delta(people.N_FEATURES))),
         "add_remove",
     )
-    assert entry[9]["kind"] == "k-norm"
+    assert entry[8]["kind"] == "k-norm"
 
 
 def test_noiseless_models_are_stamped_and_charge_nothing(
@@ -628,7 +628,7 @@ class Churn:
 def test_every_run_on_a_busy_table_succeeds(database: str, connection: psycopg.Connection) -> None:
     connection.execute("CREATE TABLE busy AS TABLE people")
     data = people.spec(table="busy")
-    ledger_rows = "SELECT array_agg(n_rows ORDER BY id) FROM dpml.ledger"
+    ledger_rows = "SELECT array_agg(n_units ORDER BY id) FROM dpml.ledger"
     counts: list[int] = []
     with Churn(database, "busy") as churn:
         for i in range(4):

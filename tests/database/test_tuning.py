@@ -239,7 +239,7 @@ def test_errors_are_exact(database: str, task: str, whitened: bool) -> None:
 
 
 def ledger(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
-    columns = "id, dataset, model, method, epsilon, delta, relation, n_rows, mechanism"
+    columns = "id, table_name, model, method, epsilon, delta, relation, n_units, mechanism"
     return connection.execute(f"SELECT {columns} FROM dpml.ledger".encode()).fetchall()
 
 

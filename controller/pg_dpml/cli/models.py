@@ -136,7 +136,7 @@ def _column_types(session: Session, model: registry.Model, table: str | None) ->
     if table is not None:
         return dict(look_up_table(session, table).columns)
     try:
-        return dict(look_up_table(session, str(model.training.get("dataset"))).columns)
+        return dict(look_up_table(session, str(model.training.get("table_name"))).columns)
     except pg_dpml.SpecError:
         warn(
             "the training table is gone: name one like it with --table, or all categories are compared as "
@@ -167,7 +167,7 @@ def report(
         evaluation = pg_dpml.evaluate(connection.dsn, model, table, public=True, insecure=connection.insecure)
     with connection.session() as session:
         found = registry.load_model(session, model)
-        charges = registry.charges_of(session, str(found.training.get("dataset")))
+        charges = registry.charges_of(session, str(found.training.get("table_name")))
         versions = read_versions(session)
     document = model_html(found, charges=charges, evaluation=evaluation, versions=versions)
     write_file(file, document.encode())

@@ -83,9 +83,9 @@ def train(
     privacy: pg_dpml.PrivacySpec | None,
     training: pg_dpml.TrainSpec,
     output: Output,
-    request: Annotated[
+    charge_key: Annotated[
         str | None,
-        typer.Option(help="Where the data set has a budget: name of this charge, so that a repeat is free."),
+        typer.Option(help="Where the data set has a budget: key of this charge, so that a repeat is free."),
     ] = None,
 ) -> None:
     """Train a model, charge its privacy loss, and store it. All that happens in the database."""
@@ -99,7 +99,7 @@ def train(
             name=name,
             progress=progress,
             insecure=output.insecure,
-            request=request,
+            charge_key=charge_key,
         )
     account = _account(output, result.model.charge)
     lines = [report.result_text(result), *([] if account is None else [account[0]]), _next(name)]

@@ -261,7 +261,7 @@ def _charge(session: Session, release: _Release, dataset: str | None) -> chargin
         dataset=dataset,
         model=release.model.name,
         method="evaluate",
-        n_rows=release.n_rows,
+        n_units=release.n_rows,
         mechanism=mechanism | asdict(release.noise),
     )
 

@@ -180,7 +180,7 @@ class Entry:
     turn: int
     entered_at: datetime
     entered_by: str
-    request: str
+    charge_key: str
     charge: int | None
     loss: Decimal
     delta: Decimal

@@ -292,14 +292,14 @@ def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
     many = f"with this one there were {len(charges)} when this report was made"
     if len({(entry.relation, entry.mechanism.get("unit")) for entry in charges}) > 1:
         return f"{many}, about different neighbours, so that they do not simply add up"
-    epsilon, delta = (sum(getattr(entry, key) or 0 for entry in charges) for key in ("epsilon", "delta"))
+    epsilon, delta = (sum(getattr(entry, key) for entry in charges) for key in ("epsilon", "delta"))
     return f"{many}, together at most ({epsilon:f}, {float(delta):.3g})-differential privacy, by adding up"
 
 
 def _provenance(model: Model, versions: Mapping[str, str]) -> str:
     training: Mapping[str, Any] = model.training
     rows = [
-        ("Trained on", f"{training.get('dataset')}, {training.get('n_units', 0):,} rows"),
+        ("Trained on", f"{training.get('table_name')}, {training.get('n_units', 0):,} rows"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
         ("Features", f"{model.n_features}, rows brought to norm 1 ({model.encoder['norm']})"),

@@ -481,7 +481,7 @@ def model_text(model: Model) -> str:
     training = model.training
     lines = [
         f"Model       {shown(model.name)}: {model.task}, loss {model.loss}, method {model.method}",
-        f"Trained on  {visible(str(training.get('dataset')))}, {training.get('n_units', 0):,} rows, "
+        f"Trained on  {visible(str(training.get('table_name')))}, {training.get('n_units', 0):,} rows, "
         + passes_text(training.get("passes")),
         f"Stored      {_moment(model)} by {shown(model.owner or '')}"
         + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
@@ -552,7 +552,7 @@ def models_record(models: Sequence[Model]) -> dict[str, Any]:
         "models": [
             {key: getattr(model, key) for key in keys}
             | {key: model.privacy.get(key) for key in ("epsilon", "delta", "relation", "unit")}
-            | {"dataset": model.training.get("dataset"), "n_units": model.training.get("n_units")}
+            | {"table_name": model.training.get("table_name"), "n_units": model.training.get("n_units")}
             | {"created_at": None if model.created_at is None else model.created_at.isoformat()}
             for model in models
         ]
@@ -569,7 +569,7 @@ def models_text(models: Sequence[Model]) -> str:
         privacy = ("NOT PRIVATE", "")
         if guarantee is not None:
             privacy = (f"{guarantee.epsilon:g}", f"{guarantee.delta:.3g}")
-        origin = (visible(str(model.training.get("dataset"))), f"{model.training.get('n_units', 0):,}")
+        origin = (visible(str(model.training.get("table_name"))), f"{model.training.get('n_units', 0):,}")
         rows.append((shown(model.name), model.task, model.method, *privacy, *origin, _moment(model)))
     return "\n".join(_aligned(rows))
 

@@ -74,7 +74,7 @@ class _Request:
     allowed: bool
 
     @property
-    def charge_name(self) -> str:
+    def charge_key(self) -> str:
         """Name of the charge, which is made once however often the request runs."""
         return f"dpml.requests {self.id}"
 
@@ -240,7 +240,7 @@ def _train(database: Database, request: _Request) -> None:
         training,
         name=request.model,
         progress=None,
-        request=request.charge_name,
+        charge_key=request.charge_key,
         owner=request.requested_by,
         terms=dataset.terms,
     )
@@ -248,4 +248,4 @@ def _train(database: Database, request: _Request) -> None:
 
 def _charge(database: Database, request: _Request) -> int | None:
     with database.session() as session:
-        return budgets.charge_of(session, request.dataset, request.charge_name)
+        return budgets.charge_of(session, request.dataset, request.charge_key)

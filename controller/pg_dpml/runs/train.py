@@ -122,7 +122,7 @@ def train(
     name: str,
     progress: Progress | None = None,
     insecure: bool = False,
-    request: str | None = None,
+    charge_key: str | None = None,
     owner: str | None = None,
 ) -> TrainResult:
     """Train a model inside the database and store it; without noise only if the method says so.
@@ -142,7 +142,7 @@ def train(
         See `Progress`.
     insecure : bool
         Allow TCP without TLS to another machine.
-    request : str or None
+    charge_key : str or None
         Where the data set has a budget: your name of this charge. A run that is repeated under it, as after a
         lost connection, gives the model it made and charges nothing. None: a new one.
     owner : str or None
@@ -183,7 +183,7 @@ def train(
         training or TrainSpec(),
         name=name,
         progress=progress,
-        request=request,
+        charge_key=charge_key,
         owner=owner,
     )
 
@@ -197,7 +197,7 @@ def train_model(
     name: str,
     progress: Progress | None,
     tuning: Mapping[str, Any] | None = None,
-    request: str | None = None,
+    charge_key: str | None = None,
     owner: str | None = None,
     terms: terms.Terms | None = None,
 ) -> TrainResult:
@@ -226,7 +226,7 @@ def train_model(
 
     def charge(session: Session, begun: tuple[Source, Plan]) -> charging.Charged:
         assert privacy is not None
-        charged = _charge(session, *begun, data, privacy, training, name, request, terms)
+        charged = _charge(session, *begun, data, privacy, training, name, charge_key, terms)
         if not charged.repeated:
             registry.require_new_name(session, name)
         return charged
@@ -265,7 +265,7 @@ def _charge(
     privacy: PrivacySpec,
     training: TrainSpec,
     name: str,
-    request: str | None,
+    charge_key: str | None,
     terms: terms.Terms | None,
 ) -> charging.Charged:
     assert decided.guarantee is not None  # privacy is not None
@@ -277,23 +277,23 @@ def _charge(
         decided.noise.releases(),
         at_epsilon=partial(priced_at, decided.problem, privacy, training),
         dataset=data.dataset,
-        request=request,
+        charge_key=charge_key,
         model=name,
         method=decided.method,
-        n_rows=decided.problem.n_units,
+        n_units=decided.problem.n_units,
         mechanism=decided.noise.record(),
         terms=terms,
     )
 
 
 def _made_before(session: Session, charge: int, decided: Plan, name: str) -> TrainResult:
-    """What an earlier run under the same request made."""
+    """What an earlier run under the same charge key made."""
     model = registry.model_of(session, charge)
     if model is None or model.name != name:
         made = "stored no model" if model is None else f"made model {model.name}"
         raise SpecError(
-            f"request: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new run "
-            "draws new noise and is charged again: give it a new request"
+            f"charge_key: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new "
+            "run draws new noise and is charged again: give it a new charge key"
         )
     return TrainResult(model, decided, TrainingRecord.from_json(model.training).passes, None)
 

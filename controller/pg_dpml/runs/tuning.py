@@ -238,7 +238,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
         dataset=tuning.data.dataset,
         model=tuning.name,
         method="tune",
-        n_rows=tuning.n_units,
+        n_units=tuning.n_units,
         mechanism={
             "selection": {
                 "kind": "exponential",
