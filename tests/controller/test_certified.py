@@ -18,7 +18,7 @@ from neighbours import LOSSES, FloatArray, Table
 from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.reports import report
+from pg_dpml.reports import plan_report, result_report
 from pg_dpml.runs.train import TrainResult
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
@@ -469,10 +469,10 @@ def test_a_run_tells_no_number_of_passes() -> None:
         seen.append((job.passes, job.phases))
     assert seen[0][0] != seen[1][0]
     assert seen[0][1] == seen[1][1] == [("minimise", 0, 1), ("minimise", 1, 1)]
-    record = report.plan_record(job.plan)
+    record = plan_report.plan_record(job.plan)
     assert (record["passes"], record["solver"]) == (None, "certified")
     json.dumps(record, allow_nan=False)
-    text = " ".join(report.plan_text(job.plan).split())
+    text = " ".join(plan_report.plan_text(job.plan).split())
     assert "until the norm of the gradient is certified" in text
     training: dict[str, Any] = {"features": []}
     weights = np.zeros(1)
@@ -480,8 +480,8 @@ def test_a_run_tells_no_number_of_passes() -> None:
         name="m", charge=1, classes=None, training=training, weights=weights, whitening=None
     )
     done = TrainResult(model, job.plan, None, 12.345)
-    assert "12.3" not in report.result_text(done)
-    assert {"seconds", "passes_taken"}.isdisjoint(report.result_record(done))
+    assert "12.3" not in result_report.result_text(done)
+    assert {"seconds", "passes_taken"}.isdisjoint(result_report.result_record(done))
 
 
 # The baseline

@@ -21,7 +21,8 @@ from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
-from pg_dpml.reports.report import plan_text
+from pg_dpml.reports.plan_report import plan_text
+from pg_dpml.runs import planning
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
@@ -343,4 +344,4 @@ def test_auto_chooses_by_public_numbers_and_the_loss_is_kept() -> None:
 @pytest.mark.parametrize("clip", [1e-300, 1e-318, 5e-324])
 def test_a_clip_too_small_for_float64_is_refused(clip: float, method: str) -> None:
     with pytest.raises(GuaranteeError, match="take a larger clip"):
-        TRAIN.plan_problem(Problem(1000, 5, 1, "binary"), TENTH, TrainSpec(method=method, clip=clip))
+        planning.plan_problem(Problem(1000, 5, 1, "binary"), TENTH, TrainSpec(method=method, clip=clip))

@@ -19,7 +19,7 @@ from pg_dpml.privacy.accounting import subsampled
 from pg_dpml.privacy.noise import growth
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
-from pg_dpml.reports import report
+from pg_dpml.reports import plan_report
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
@@ -96,10 +96,10 @@ def test_the_accounts_of_bst14_beside_each_other(
         "pld": pytest.approx(pld, abs=0.02),
     }
     assert noise.noise_multiplier == pytest.approx(pld, abs=0.02)
-    text = " ".join(report.plan_text(decided).split())
+    text = " ".join(plan_report.plan_text(decided).split())
     assert f"{published:.2g} as published" in text.replace("96.1", "96").replace("48.0", "48")
     assert f"{advanced:.3g} by strong composition" in text
-    record = json.loads(json.dumps(report.plan_record(decided)))
+    record = json.loads(json.dumps(plan_report.plan_record(decided)))
     assert set(record["noise"]["multipliers"]) == {"published", "advanced", "pld"}
     _, _, noise = planned("bst14", COVERTYPE, PrivacySpec(0.1, relation=relation), accountant="advanced")
     assert noise.accountant == "advanced"
@@ -224,7 +224,7 @@ def test_any_number_of_rows(method: str, n_units: int) -> None:
     assert noise.steps == sgd.steps(n_units, sgd.passes)
     assert (sgd.noise is None) == (noise.scale == 0.0) == (n_units == 0)
     assert math.isfinite(noise.score_stddev)
-    assert report.plan_text(decided)
+    assert plan_report.plan_text(decided)
 
 
 @pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
@@ -343,7 +343,7 @@ def test_growth_is_at_most_the_radius() -> None:
 
 
 def test_plans_say_what_they_do() -> None:
-    texts = {method: " ".join(report.plan_text(planned(method, MNIST)[0]).split()) for method in METHODS}
+    texts = {method: " ".join(plan_report.plan_text(planned(method, MNIST)[0]).split()) for method in METHODS}
     assert "in one batch of each of 10 passes" in texts["scs13"]
     assert "Poisson batches" in texts["dp-sgd"]
     assert "momentum 0.9" in texts["dp-sgd"]

@@ -17,7 +17,7 @@ from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.ledger import budgets, opening
 from pg_dpml.ledger import models as registry
-from pg_dpml.reports.export import sql_expression
+from pg_dpml.reports.sql_expression import sql_expression
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec

@@ -30,7 +30,7 @@ from pg_dpml.cli.framework import (
 from pg_dpml.cli.progress import progress_bar, resume
 from pg_dpml.ledger import budgets, charging, runs_left
 from pg_dpml.names import shown, visible
-from pg_dpml.reports import plots, report
+from pg_dpml.reports import comparison_report, evaluation_report, plan_report, plots, result_report
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS, default_methods
 from pg_dpml.runs.planning import alternatives, priced_at
@@ -73,7 +73,9 @@ def plan(
                 dataset=data.dataset,
                 at_epsilon=partial(priced_at, decided.problem, privacy, training),
             )
-    output.print(report.plan_text(decided, others, outlook), report.plan_record(decided, others, outlook))
+    output.print(
+        plan_report.plan_text(decided, others, outlook), plan_report.plan_record(decided, others, outlook)
+    )
 
 
 @command
@@ -102,8 +104,8 @@ def train(
             charge_key=charge_key,
         )
     account = _account(output, result.model.charge)
-    lines = [report.result_text(result), *([] if account is None else [account[0]]), _next(name)]
-    record = report.result_record(result) | ({} if account is None else {"budget": account[1]})
+    lines = [result_report.result_text(result), *([] if account is None else [account[0]]), _next(name)]
+    record = result_report.result_record(result) | ({} if account is None else {"budget": account[1]})
     output.print("\n".join(lines), record)
 
 
@@ -167,7 +169,7 @@ def tune(
             progress=progress,
             insecure=output.insecure,
         )
-    output.print(f"{report.tuning_text(result)}\n{_next(name)}", report.tuning_record(result))
+    output.print(f"{result_report.tuning_text(result)}\n{_next(name)}", result_report.tuning_record(result))
 
 
 @command
@@ -213,13 +215,13 @@ def compare(
             progress=progress,
             insecure=output.insecure,
         )
-    output.print(report.comparison_text(found), report.comparison_record(found))
+    output.print(comparison_report.comparison_text(found), comparison_report.comparison_record(found))
     if file is None:
         return
     if file.suffix == ".html":
         content = comparison_html(found).encode()
     else:
-        content = plots.comparison_plot(found, report.comparison_stamp(found), file.suffix[1:])
+        content = plots.comparison_plot(found, comparison_report.comparison_stamp(found), file.suffix[1:])
     write_file(file, content)
 
 
@@ -276,7 +278,7 @@ def evaluate(
         insecure=output.insecure,
         dataset=dataset,
     )
-    output.print(report.evaluation_text(found), report.evaluation_record(found))
+    output.print(evaluation_report.evaluation_text(found), evaluation_report.evaluation_record(found))
 
 
 @command

@@ -105,7 +105,7 @@ class ComposedNoise(Recorded):
         moves = ", ".join(f"{one.sensitivity:.4g} for {name}" for name, one in releases)
         stddevs = ", ".join(f"standard deviation {one.scale:.4g} in {name}" for name, one in releases)
         return (
-            ("Sensitivity", f"{moves} (L2 distance one row can move it)"),
+            ("Sensitivity", f"{moves} (L2 distance one unit can move it)"),
             (
                 "Noise",
                 f"gaussian, {stddevs}: mu = {self.mu:.4g} in all. Adds a standard deviation of at "

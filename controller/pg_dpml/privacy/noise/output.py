@@ -151,7 +151,7 @@ class ReleaseNoise(Recorded):
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
         return (
-            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one row can move the model)"),
+            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one unit can move the model)"),
             (
                 "Noise",
                 f"{self.kind}, scale {self.scale:.4g}: adds a standard deviation of "
