@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml import replay
+import replay
 from pg_dpml.blocks.blocks import GradientSums, GramSums
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.training.plan import Plan

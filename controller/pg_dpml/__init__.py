@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """Differentially private machine learning inside PostgreSQL."""
 
+from pg_dpml.blocks.projection import projection_matrix
 from pg_dpml.errors import (
     BudgetError,
     DpmlError,
@@ -49,6 +50,7 @@ __all__ = [
     "evaluate",
     "plan",
     "predict",
+    "projection_matrix",
     "train",
     "tune",
 ]

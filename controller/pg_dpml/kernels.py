@@ -2,8 +2,7 @@
 """The C kernels of the server module, called from Python.
 
 The same sources are compiled into both, so that a noise scale computed here
-belongs to the very step-size function that the server runs.  What the kernels
-do with rows is in replay.py.
+belongs to the very step-size function that the server runs.
 
 Long because every symbol of the compiled kernels comes in by this one door.
 """
@@ -45,6 +44,7 @@ __all__ = [
     "lib",
     "noise_grid",
     "pointer",
+    "projection",
     "require",
     "sensitivity",
 ]
@@ -414,6 +414,15 @@ def noise_grid(scale: float) -> float:
     """
     require(0.0 < scale < math.inf, "scale must be in (0, inf)")
     return float(lib.dpml_noise_grid(scale))
+
+
+def projection(seed: int, n_projected: int, n_raw: int) -> npt.NDArray[np.float32]:
+    """The Gaussian random projection of a public seed, ndarray of shape (n_projected, n_raw)."""
+    out = np.empty((n_projected, n_raw), dtype=np.float32)
+    rng = ffi.new("DpmlRng *")
+    lib.dpml_projection_start(rng, seed)
+    lib.dpml_projection(rng, n_projected, out.size, pointer(out, "float"))
+    return out
 
 
 class Noise:

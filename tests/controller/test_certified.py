@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import oracles
+import replay
 from neighbours import LOSSES, FloatArray, Table
-from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.reports import plan_report, result_report

@@ -18,7 +18,7 @@ import pytest
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
-from pg_dpml import replay
+import replay
 from pg_dpml.server.embedded import EmbeddedServer
 from sqltools import plain_spec, scalar
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from pg_dpml import replay
+import replay
 from pg_dpml.kernels import Loss
 from sqltools import FloatArray, as_json, close, make_rows, numbers, scalar
 

@@ -22,7 +22,7 @@ from psycopg import errors
 from scipy import stats
 
 import oracles
-from pg_dpml import replay
+import replay
 from pg_dpml.server.embedded import EmbeddedServer
 from sqltools import Options, as_json, close, epoch, make_rows, numbers, scalar
 

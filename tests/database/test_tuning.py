@@ -16,8 +16,9 @@ import pytest
 
 import people
 import pg_dpml
+import replay
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec, replay
+from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.packing import PackedRows, repack
 from pg_dpml.blocks.portions import equal_sizes, pack_portions

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
-from pg_dpml import kernels, replay
+import replay
+from pg_dpml import kernels
 from pg_dpml.kernels import Loss, Schedule
 
 KINDS = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")

@@ -18,7 +18,8 @@ import cffi
 import numpy as np
 import pytest
 
-from pg_dpml import _kernels, kernels, replay
+import replay
+from pg_dpml import _kernels, kernels
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 
 ROOT = Path(__file__).resolve().parents[2]

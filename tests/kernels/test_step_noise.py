@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 import oracles
-from pg_dpml import replay
+import replay
 from pg_dpml.kernels import Loss, Noise, Schedule, noise_grid
 from sgdtools import (
     CLASSES,

@@ -20,9 +20,9 @@ from scipy.optimize import brentq
 from scipy.special import erfcx
 
 import neighbours
+import replay
 from kernel_job import KernelJob
 from neighbours import FloatArray
-from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.methods import dp_gd

@@ -17,8 +17,8 @@ import pytest
 from scipy import stats
 from scipy.optimize import brentq
 
+import replay
 from neighbours import LONGEST_ROW, FloatArray, Table
-from pg_dpml import replay
 from pg_dpml.kernels import Schedule, noise_grid
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise.steps import StepNoise

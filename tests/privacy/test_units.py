@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pg_dpml import kernels, replay
+import replay
+from pg_dpml import kernels
 from pg_dpml.kernels import Loss, Schedule
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.plan import Problem

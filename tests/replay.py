@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """What the kernels do with rows, replayed in memory: encoding, packing, passes, full-batch sums, losses.
 
-The product runs these in the server.  Here they are for tests and audits, which
+The product runs these in the server. Here they are for tests, which
 call the very code that the server runs.  Shapes are written with n rows, d
 features (the intercept included) and K outputs: the classes of the softmax
 loss, 1 for the others.  Weights are flat, K rows of d.
@@ -37,7 +37,6 @@ __all__ = [
     "open_block",
     "pack_csr",
     "pack_dense",
-    "projection_matrix",
     "scores",
     "sgd_blocks",
     "sgd_poisson",
@@ -637,15 +636,6 @@ class Encoder:
     def n_features(self) -> int:
         """Features of a row, the intercept included."""
         return (self.n_raw if self.projection is None else len(self.projection)) + self.intercept
-
-
-def projection_matrix(seed: int, n_projected: int, n_raw: int) -> npt.NDArray[np.float32]:
-    """The Gaussian random projection of a public seed, ndarray of shape (n_projected, n_raw)."""
-    out = np.empty((n_projected, n_raw), dtype=np.float32)
-    rng = ffi.new("DpmlRng *")
-    lib.dpml_projection_start(rng, seed)
-    lib.dpml_projection(rng, n_projected, out.size, pointer(out, "float"))
-    return out
 
 
 def _c_value(column: Column, value: Any, kept: list[Any]) -> dict[str, Any]:
