@@ -462,7 +462,7 @@ def test_text_of_a_whitened_model() -> None:
 def test_html_of_a_whitened_model() -> None:
     document = html(WHITENED)
     text = words_of(document)
-    assert "divided by the length of the row after the model's whitening matrix" in text
+    assert "The model divides each score by a length that depends on the row" in text
     assert "noise of the standard deviation in the last column" in text
     assert "FeatureCoefficientNoiseq-3.00002.5s" in text
     assert "whitening" not in words_of(html())
@@ -498,3 +498,22 @@ def test_text_says_what_is_within_the_noise() -> None:
     lines = model_report.model_text(model).splitlines()[-4:]
     assert [line.split()[0] for line in lines] == ["q", "s", "p", "r"]
     assert [line.endswith("~") for line in lines] == [False, False, False, True]
+
+
+def test_coefficients_of_one_column_stand_together() -> None:
+    columns = [{"name": "ward"}, {"name": "age"}]
+    features = ["ward=heart", "age", "ward=lung", "intercept"]
+    model = replace(
+        MODEL,
+        classes=("no", "yes"),
+        task="binary",
+        encoder={"columns": columns, "norm": "normalize", "label": {"name": "readmitted"}},
+        training={**MODEL.training, "features": features},
+        weights=np.array([3.0, 2.0, -0.5, 1.0]),
+        n_features=4,
+    )
+    document = html(model, evaluation=None)
+    heading = document.index("<tr class=group><td colspan=")
+    places = [document.index(f"<td class=level>{level}</td>", heading) for level in ("heart", "lung")]
+    assert heading < places[0] < places[1] < document.index("<td>age</td>")
+    assert "A positive coefficient speaks for readmitted = yes, a negative one for no." in words_of(document)

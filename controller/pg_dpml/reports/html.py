@@ -24,7 +24,7 @@ from pg_dpml.reports.comparison_report import (
     comparison_warnings,
 )
 from pg_dpml.reports.model_report import Coefficient, coefficients, noise_bound
-from pg_dpml.reports.words import NOT_PRIVATE, WHITENED, guarantee_of, passes_text, size_text, unit_text
+from pg_dpml.reports.words import NOT_PRIVATE, guarantee_of, passes_text, size_text
 from pg_dpml.runs.compare import Comparison
 
 __all__ = ["comparison_html", "model_html"]
@@ -40,18 +40,31 @@ LONGEST_WORD = 24
 """Letters that stay together in a cell. A longer name is broken where the page ends."""
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 52rem; margin: 2rem auto;
-  padding: 0 1rem }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
+:root { color-scheme: light dark; --text: #222; --muted: #555; --line: #ddd; --back: #fff; --card: #f3f7fc;
+  --edge: #9db8d9; --group: #eef0f3 }
+@media (prefers-color-scheme: dark) { :root { --text: #e4e6ea; --muted: #a9afb8; --line: #3a4048;
+  --back: #16191d; --card: #1d2530; --edge: #47617f; --group: #23282f } }
+body { font: 1rem/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 54rem;
+  margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.75rem; line-height: 1.2 } h2 { font-size: 1.25rem; margin-top: 2.5rem }
 table { border-collapse: collapse; margin: .8rem 0 }
 .wide { overflow-x: auto }
-th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
-  border-bottom: 1px solid #ddd }
-.n { text-align: right; white-space: nowrap }
+th, td { text-align: left; vertical-align: top; padding: .3rem 1.2rem .3rem 0;
+  border-bottom: 1px solid var(--line) }
+.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+.key { white-space: nowrap; font-weight: 600 }
 .long { overflow-wrap: anywhere; min-width: 12rem }
-.card { border: 1px solid #9db8d9; background: #f3f7fc; border-radius: 6px; padding: .3rem 1.2rem }
-.stamp { color: #fff; background: #c00000; font-weight: bold; border-radius: 6px; padding: .8rem 1.2rem }
-img { max-width: 100%; height: auto } figure { margin: 1rem 0 } .note { color: #555; font-size: .9rem }
+.group td { background: var(--group); font-weight: 600; padding-left: .4rem }
+.level { padding-left: 1.4rem }
+.card { border: 1px solid var(--edge); background: var(--card); border-radius: 6px; padding: .3rem 1.2rem }
+.stamp { color: #fff; background: #b00000; font-weight: bold; border-radius: 6px; padding: .8rem 1.2rem }
+img { max-width: 100%; height: auto; background: #fff; border-radius: 4px } figure { margin: 1rem 0 }
+.note { color: var(--muted); font-size: .875rem }
+@media (max-width: 36rem) { .facts, .facts tbody, .facts tr, .facts td { display: block; padding-right: 0 }
+  .facts td { border: 0 } .facts tr { border-bottom: 1px solid var(--line); padding: .3rem 0 }
+  .key { white-space: normal } }
+@media print { body { max-width: none; margin: 0; font-size: 10pt; color: #000; background: #fff }
+  .card { background: none } h2, tr, figure { break-inside: avoid } h2 { break-after: avoid } }
 """
 
 
@@ -133,12 +146,16 @@ def _stamp(model: Model) -> str:
     )
 
 
+def _is_long(text: str) -> bool:
+    """Whether a cell has a word that may be broken."""
+    return max(map(len, text.split()), default=0) > LONGEST_WORD
+
+
 def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numeric: Sequence[int] = ()) -> str:
     """A table of escaped cells, columns in `numeric` set to the right. One too wide for a page scrolls."""
 
     def cell(text: str, tag: str, i: int) -> str:
-        long = max(map(len, text.split()), default=0) > LONGEST_WORD
-        of_class = " class=n" if i in numeric else " class=long" if long else ""
+        of_class = " class=n" if i in numeric else " class=long" if _is_long(text) else ""
         return f"<{tag}{of_class}>{escape(text)}</{tag}>"
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -146,6 +163,16 @@ def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numeric: Seq
 
     body = "".join(line(row, "td") for row in rows)
     return f"<div class=wide><table>{line(head, 'th') if head else ''}{body}</table></div>"
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names and what they stand for; on a narrow page one stands below the other."""
+
+    def line(name: str, text: str) -> str:
+        of_class = " class=long" if _is_long(text) else ""
+        return f"<tr><td class=key>{escape(name)}</td><td{of_class}>{escape(text)}</td></tr>"
+
+    return f"<div class=wide><table class=facts>{''.join(line(*row) for row in rows)}</table></div>"
 
 
 def _picture(png: bytes, caption: str) -> str:
@@ -180,7 +207,7 @@ e<sup>{guarantee.epsilon:g}</sup> = {odds}, and divides them by no more. A belie
 {_table(rows, head)}
 <p>This fails with probability at most delta = {guarantee.delta:.3g}, or {chance_text(guarantee.delta)}.
 Whatever is computed from the model reveals no more.</p>
-{_table(_terms(guarantee, _spending(model, charges)))}
+{_facts(_terms(guarantee, _spending(model, charges)))}
 </div>"""
 
 
@@ -194,7 +221,7 @@ def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
     return [
         ("Guarantee", f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy"),
         ("Protected unit", unit),
-        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning}.{unit_text(guarantee)}"),
+        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning}."),
         (
             "Public",
             "names of table and columns, bounds, category levels, classes, the number of rows, the training "
@@ -211,39 +238,94 @@ def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
 
 def _coefficients(model: Model) -> str:
     found = coefficients(model)
-    shown = found[:SHOWN]
-    names = [one.name for one in shown]
+    groups = _by_column(model, found[:SHOWN])
+    shown_ones = [one for _, members in groups for one in members]
+    names = [one.name for one in shown_ones]
     if len(model.matrix) == 1:
-        sizes = [one.weights[0] for one in shown]
+        sizes = [one.weights[0] for one in shown_ones]
         unit, heads = "coefficient", ["Coefficient"]
     else:
-        sizes = [math.hypot(*one.weights) for one in shown]
+        sizes = [math.hypot(*one.weights) for one in shown_ones]
         unit, heads = "norm of a feature's coefficients over the classes", list(model.classes or ())
-    bands = [one.noise * math.sqrt(len(model.matrix)) for one in shown if one.noise is not None]
-    what = "All" if len(shown) == len(found) else f"The {len(shown)} largest of {len(found)}"
-    picture = _picture(plots.coefficient_plot(names, sizes, bands, unit), f"{what} coefficients by feature")
-    rows = [[one.name, *(f"{w:+.4f}" for w in one.weights)] for one in shown]
-    words = "They carry no noise."
-    if bands:
-        words = _noise_words(model, found[0])
-    if bands and model.whitening is not None:
-        heads.append("Noise")
-        for row, one in zip(rows, shown, strict=True):
-            row.append(f"{one.noise:.3g}")
-    if model.whitening is not None:
-        words += f" Of the model's scores {WHITENED}"
-    return f"<h2>Coefficients</h2>\n<p>{words}</p>\n{picture}\n" + _table(
-        rows, ["Feature", *heads], range(1, len(heads) + 1)
+    bands = [one.noise * math.sqrt(len(model.matrix)) for one in shown_ones if one.noise is not None]
+    what = "All" if len(shown_ones) == len(found) else f"The {len(shown_ones)} largest of {len(found)}"
+    picture = _picture(
+        plots.coefficient_plot(names, sizes, bands, unit),
+        f"{what} coefficients, those of one column together",
     )
-
-
-def _noise_words(model: Model, one: Coefficient) -> str:
-    which = f"of standard deviation {noise_bound(model)}{one.noise:.3g}"
+    by_feature = bool(bands) and model.whitening is not None
+    if by_feature:
+        heads.append("Noise")
+    words = [_direction_words(model), _noise_words(model, found[0], by_feature=by_feature)]
     if model.whitening is not None:
-        which = "of the standard deviation in the last column"
+        words.append(
+            "The model divides each score by a length that depends on the row. This changes probabilities "
+            "and predicted numbers. It changes neither the predicted class nor how coefficients compare."
+        )
+    text = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in words if sentence)
+    table = _coefficient_table(groups, heads, by_feature=by_feature)
+    return f"<h2>Coefficients</h2>\n{text}{picture}\n{table}"
+
+
+def _by_column(model: Model, found: Sequence[Coefficient]) -> list[tuple[str, list[Coefficient]]]:
+    """Coefficients by the column that they belong to, the column with the largest one first."""
+    columns = sorted((str(column["name"]) for column in model.encoder["columns"]), key=len, reverse=True)
+    groups: dict[str, list[Coefficient]] = {}
+    for one in found:
+        own = next((name for name in columns if one.name.startswith((f"{name}=", f"{name}["))), one.name)
+        groups.setdefault(own, []).append(one)
+    return list(groups.items())
+
+
+def _coefficient_table(
+    groups: Sequence[tuple[str, Sequence[Coefficient]]], heads: Sequence[str], *, by_feature: bool
+) -> str:
+    """A row for each coefficient, and above the levels of one column a row with its name."""
+    lines = ["<tr><th>Feature</th>" + "".join(f"<th class=n>{escape(head)}</th>" for head in heads) + "</tr>"]
+    for column, members in groups:
+        together = len(members) > 1
+        if together:
+            lines.append(f'<tr class=group><td colspan="{len(heads) + 1}">{escape(column)}</td></tr>')
+        for one in members:
+            name = one.name[len(column) :].lstrip("=") if together else one.name
+            numbers = [f"{weight:+.4f}" for weight in one.weights]
+            numbers += [f"{one.noise:.3g}"] if by_feature else []
+            cells = "".join(f"<td class=n>{escape(number)}</td>" for number in numbers)
+            of_class = " class=long" if _is_long(name) else " class=level" if together else ""
+            lines.append(f"<tr><td{of_class}>{escape(name)}</td>{cells}</tr>")
+    return f"<div class=wide><table>{''.join(lines)}</table></div>"
+
+
+def _direction_words(model: Model) -> str:
+    """Which way a coefficient points."""
+    label = shown(str(model.encoder["label"]["name"]))
+    if model.task == "regression":
+        return f"A positive coefficient raises the predicted {label}, a negative one lowers it."
+    if model.classes is not None and len(model.matrix) == 1:
+        positive, negative = _sides(model)
+        return (
+            f"A positive coefficient speaks for {label} = {shown(positive)}, "
+            f"a negative one for {shown(negative)}."
+        )
+    return f"A positive coefficient speaks for its class of {label}, a negative one against it."
+
+
+def _sides(model: Model) -> tuple[str, str]:
+    """The classes that positive and negative scores predict."""
+    assert model.classes is not None
+    negative, positive = model.classes
+    return positive, negative
+
+
+def _noise_words(model: Model, one: Coefficient, *, by_feature: bool) -> str:
+    if one.noise is None:
+        return "The coefficients carry no noise."
+    size = "the standard deviation in the last column"
+    if not by_feature:
+        size = f"standard deviation {noise_bound(model)}{one.noise:.3g}"
     return (
-        f"Each carries noise {which}, which is what the guarantee costs. "
-        "A coefficient within two of it may be noise alone."
+        f"What the guarantee costs: noise of {size} moves every coefficient at random. A coefficient smaller "
+        "than twice that may be noise alone."
     )
 
 
@@ -274,7 +356,7 @@ def _accuracy(model: Model, evaluation: Evaluation | None) -> str:
     warnings = [
         f"<p>Warning: {escape(words)}</p>" for words in left_out_words(evaluation.left_out, values=False)
     ]
-    return "<h2>Accuracy on public rows</h2>\n" + _table(rows) + "\n".join([*warnings, *pictures])
+    return "<h2>Accuracy on public rows</h2>\n" + _facts(rows) + "\n".join([*warnings, *pictures])
 
 
 def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
@@ -304,4 +386,4 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
         *((f"{name}, when trained", str(value)) for name, value in training.get("versions", {}).items()),
         *((f"{name}, of this report", value) for name, value in versions.items()),
     ]
-    return "<h2>Provenance</h2>\n" + _table(rows)
+    return "<h2>Provenance</h2>\n" + _facts(rows)
