@@ -23,7 +23,7 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml.blocks import packing, source
+from pg_dpml.blocks import blocks, packing, source
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.database import Database
@@ -39,7 +39,6 @@ from pg_dpml.errors import (
 from pg_dpml.ledger import charging
 from pg_dpml.ledger import models as registry
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods import sgd as sgd_module
 from pg_dpml.methods.plan import Plan
 from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import resolution
@@ -93,7 +92,7 @@ class Spy:
             return release(plan, weights)
 
         monkeypatch.setattr(TRAIN, "pack", spied_pack)
-        monkeypatch.setattr(sgd_module, "repack", spied_repack)
+        monkeypatch.setattr(blocks, "repack", spied_repack)
         monkeypatch.setattr(bolt_on, "release", spied_release)
 
     def look(self, session: Session, packed: PackedRows) -> PackedRows:
