@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-# What pyproject.toml cannot carry: cffi_modules, and server modules compiled into a wheel.
+# What pyproject.toml cannot carry: the version, cffi_modules, and server modules compiled into a wheel.
 import importlib
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -26,4 +27,8 @@ class BuildPy(build_py):
             extension.prebuild(named, sources, Path(self.build_lib, "pg_dpml", "_server"))
 
 
-setup(cffi_modules=["udas/build_kernels.py:ffibuilder"], cmdclass={"build_py": BuildPy})
+# The control file is the only place that names the version.
+control = Path(__file__).with_name("udas") / "pg_dpml.control"
+(version,) = re.findall(r"^default_version *= *'(.+)'", control.read_text(encoding="utf-8"), re.MULTILINE)
+
+setup(version=version, cffi_modules=["udas/build_kernels.py:ffibuilder"], cmdclass={"build_py": BuildPy})

@@ -41,10 +41,10 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.job import Job
-from pg_dpml.methods.sgd import Sgd, run_passes
 from pg_dpml.runs.train import start_run
 from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.training.job import Job
+from pg_dpml.training.sgd import Sgd, run_passes
 
 ROWS, QUICK_ROWS = 1_000_000, 5_000
 RUNS, QUICK_RUNS = 9, 3
@@ -368,7 +368,9 @@ class Bench:
 
     def _noisy_pass(self, name: str, training: TrainSpec, *, by_rows: bool = False) -> Result:
         """Runs of one pass over rows that are packed once; the other side has batches of the same size."""
-        plain = TrainSpec(method="bolt-on", passes=1, batch_size=training.batch_size, schedule="inverse_sqrt")
+        plain = TrainSpec(
+            method="bolt-on", passes=1, batch_size=training.get("batch_size"), schedule="inverse_sqrt"
+        )
         connection = self._open()
         ours, others = [], []
         with Database(self.dsn).session("REPEATABLE READ") as session:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: PostgreSQL
 """Fuzz targets of the C code: built under AddressSanitizer and UBSan, run by libFuzzer or over a corpus.
 
-`fuzz/TARGET.c` is a target, `fuzz/corpus/TARGET.hex` its corpus: an input a line,
+`tests/fuzz/TARGET.c` is a target, `tests/fuzz/corpus/TARGET.hex` its corpus: an input a line,
 in hexadecimal digits. With libFuzzer a target is run for minutes, and what it
 finds goes into the corpus; the tests build the same targets with any compiler
-and run them over the corpus (`fuzz/replay.c`).
+and run them over the corpus (`tests/fuzz/replay.c`).
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pg_dpml.server.embedded import find_pg_config
-from pg_dpml.server.extension import pg_config_paths
+from pg_dpml.server.extension import Sources, pg_config_paths
 
 __all__ = ["CORPUS", "TARGETS", "Builder", "find_clang", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
-FUZZ = ROOT / "fuzz"
+FUZZ = ROOT / "tests" / "fuzz"
 CORPUS = FUZZ / "corpus"
 
 # Target and the files of the server's glue that it needs, which need the server's headers.
 TARGETS: dict[str, tuple[str, ...]] = {
     "block": (),
-    "options": ("json.c", "options.c"),
+    "options": ("json.c", "options.c", "options_gradient.c", "options_sgd.c"),
     "spec": ("json.c", "spec.c"),
 }
 PG_MAJOR = 16
 LONGEST_INPUT = {"block": 256, "options": 128, "spec": 192}  # so that a corpus stays small
 
+# A target chooses how far it is optimised, and sees the symbols of the code it runs.
 FLAGS = (
-    *("-std=gnu99", "-g1", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-D_GNU_SOURCE"),
-    *("-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror"),
+    *(flag for flag in Sources.find().own_flags() if flag not in ("-O3", "-fvisibility=hidden")),
+    *("-g1", "-fno-strict-aliasing", "-D_GNU_SOURCE", "-fno-omit-frame-pointer", "-Werror"),
 )
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -61,7 +62,7 @@ class Builder:
         Where objects and programs go.
     compiler : str
     libfuzzer : bool
-        Link libFuzzer in place of `fuzz/replay.c`.
+        Link libFuzzer in place of `tests/fuzz/replay.c`.
     optimise : str
     sources : Path
         The `udas` folder.

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: PostgreSQL */
 
+-- One file, however long: PostgreSQL runs an extension's script from one.
+-- An object is one block: CREATE, COMMENT, GRANT. What no GRANT names is closed: see the last section.
+
 \echo Use "CREATE EXTENSION pg_dpml" to load this file. \quit
 
--- Schema and tables
+--
+-- Guard
+--
 
 -- Whoever owns or has filled the schema could add functions that callers of ours would take for ours.
 DO $$
@@ -23,22 +28,61 @@ $$;
 
 COMMENT ON SCHEMA dpml IS 'differentially private machine learning: models, ledger, functions; see dpml.help()';
 
+--
+-- Roles
+--
+-- They belong to the cluster: they may exist already, and outlive the extension.
+
+DO $$
+DECLARE
+	missing name;
+BEGIN
+	FOREACH missing IN ARRAY ARRAY['dpml_curator', 'dpml_analyst']::name[] LOOP
+		CONTINUE WHEN EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = missing);
+		BEGIN
+			EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', missing);
+		EXCEPTION
+			WHEN insufficient_privilege THEN
+				RAISE EXCEPTION 'role "%" does not exist and cannot be created without CREATEROLE', missing
+					USING ERRCODE = 'insufficient_privilege', HINT = 'Have it created, then create the extension again.';
+			WHEN duplicate_object OR unique_violation THEN
+				NULL;
+		END;
+	END LOOP;
+END
+$$;
+
 CREATE SCHEMA dpml_work;
 COMMENT ON SCHEMA dpml_work IS
 'private tables of runs of dpml: packed rows and un-noised weights, dropped when a run ends';
+REVOKE ALL ON SCHEMA dpml_work FROM PUBLIC;
+GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
+
+--
+-- Ledger and budgets
+--
+-- Who charged, when, and under which number is not the curator's to say: these columns have no INSERT.
+
+CREATE FUNCTION dpml.append_only() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+	RAISE EXCEPTION '%.% is append-only', TG_TABLE_SCHEMA, TG_TABLE_NAME
+		USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'What was spent stays spent.';
+END
+$$;
+COMMENT ON FUNCTION dpml.append_only() IS 'trigger that refuses to change or remove what was spent';
 
 CREATE TABLE dpml.ledger (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	charged_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
 	charged_by name NOT NULL DEFAULT current_user,
-	dataset text NOT NULL,
+	table_name text NOT NULL,
 	model text NOT NULL,
 	method text NOT NULL,
-	private boolean NOT NULL,
-	epsilon numeric,
-	delta numeric,
-	relation text,
-	n_rows bigint,
+	epsilon numeric NOT NULL,
+	delta numeric NOT NULL,
+	relation text NOT NULL,
+	n_units bigint NOT NULL,
 	mechanism jsonb NOT NULL
 );
 COMMENT ON TABLE dpml.ledger IS
@@ -46,15 +90,265 @@ COMMENT ON TABLE dpml.ledger IS
 COMMENT ON COLUMN dpml.ledger.id IS 'number of the charge';
 COMMENT ON COLUMN dpml.ledger.charged_at IS 'start of the transaction that charged';
 COMMENT ON COLUMN dpml.ledger.charged_by IS 'role that charged';
-COMMENT ON COLUMN dpml.ledger.dataset IS 'table or view that the run reads';
+COMMENT ON COLUMN dpml.ledger.table_name IS 'table or view that the run reads';
 COMMENT ON COLUMN dpml.ledger.model IS 'name of the model that the run was to make, or that was evaluated';
 COMMENT ON COLUMN dpml.ledger.method IS 'training method, or evaluate';
-COMMENT ON COLUMN dpml.ledger.private IS 'false for a run without a guarantee';
-COMMENT ON COLUMN dpml.ledger.epsilon IS 'epsilon of the guarantee; null if not private';
-COMMENT ON COLUMN dpml.ledger.delta IS 'delta of the guarantee; null if not private';
+COMMENT ON COLUMN dpml.ledger.epsilon IS 'epsilon of the guarantee';
+COMMENT ON COLUMN dpml.ledger.delta IS 'delta of the guarantee';
 COMMENT ON COLUMN dpml.ledger.relation IS 'neighbouring relation: replace_one or add_remove';
-COMMENT ON COLUMN dpml.ledger.n_rows IS 'public number of rows';
+COMMENT ON COLUMN dpml.ledger.n_units IS 'public number of units of privacy';
 COMMENT ON COLUMN dpml.ledger.mechanism IS 'mechanism and its parameters, from which the cost can be composed';
+GRANT SELECT ON TABLE dpml.ledger TO dpml_curator;
+GRANT INSERT (table_name, model, method, epsilon, delta, relation, n_units, mechanism) ON TABLE dpml.ledger TO dpml_curator;
+SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.ledger
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+
+-- Members of an extension go with it unasked; a view that is none holds it, so that DROP EXTENSION needs CASCADE.
+-- The definer is whoever created the extension: those who charge need no right to create anything.
+CREATE FUNCTION dpml.hold_extension() RETURNS trigger
+	LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	IF pg_catalog.to_regclass('dpml.ledger_in_use') IS NULL THEN
+		BEGIN
+			CREATE VIEW dpml.ledger_in_use AS SELECT pg_catalog.count(*) AS entries FROM dpml.ledger;
+			COMMENT ON VIEW dpml.ledger_in_use IS
+			'keeps DROP EXTENSION pg_dpml from deleting, without CASCADE, the record of what was spent';
+		EXCEPTION
+			WHEN duplicate_table OR duplicate_object OR unique_violation OR insufficient_privilege THEN
+				NULL;
+		END;
+	END IF;
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dpml.hold_extension() IS 'trigger that makes DROP EXTENSION need CASCADE once something was spent';
+
+CREATE TRIGGER hold_extension AFTER INSERT ON dpml.ledger
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
+
+CREATE TABLE dpml.budgets (
+	dataset text PRIMARY KEY,
+	opened_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	opened_by name NOT NULL DEFAULT current_user,
+	rule text NOT NULL CHECK (rule IN ('basic', 'zcdp', 'gdp')),
+	epsilon numeric NOT NULL,
+	delta numeric NOT NULL,
+	relation text NOT NULL CHECK (relation IN ('replace_one', 'add_remove')),
+	unit text,
+	tables text[] NOT NULL,
+	min_epsilon numeric NOT NULL CHECK (min_epsilon > 0),
+	min_delta numeric NOT NULL CHECK (min_delta >= 0),
+	max_delta numeric NOT NULL CHECK (max_delta >= min_delta AND max_delta < 1),
+	loss_limit numeric NOT NULL,
+	delta_limit numeric NOT NULL,
+	shared boolean NOT NULL DEFAULT false
+);
+COMMENT ON TABLE dpml.budgets IS
+'what all runs on a data set together may spend, fixed when the budget is opened; one that nothing was charged to can be opened again';
+COMMENT ON COLUMN dpml.budgets.dataset IS 'name of the data set, whatever its tables are called';
+COMMENT ON COLUMN dpml.budgets.opened_at IS 'start of the transaction that opened the budget';
+COMMENT ON COLUMN dpml.budgets.opened_by IS 'role that opened the budget';
+COMMENT ON COLUMN dpml.budgets.rule IS 'how costs compose: basic, zcdp or gdp';
+COMMENT ON COLUMN dpml.budgets.epsilon IS 'epsilon of everything together';
+COMMENT ON COLUMN dpml.budgets.delta IS 'delta of everything together';
+COMMENT ON COLUMN dpml.budgets.relation IS 'neighbouring relation of the guarantee: replace_one or add_remove';
+COMMENT ON COLUMN dpml.budgets.unit IS 'column that is the unit of privacy; null: every row is one';
+COMMENT ON COLUMN dpml.budgets.tables IS 'tables and views whose runs are charged here without naming the data set';
+COMMENT ON COLUMN dpml.budgets.min_epsilon IS 'what one charge costs at least: epsilon at the budget''s delta, by its rule';
+COMMENT ON COLUMN dpml.budgets.min_delta IS 'least delta of one run''s own guarantee';
+COMMENT ON COLUMN dpml.budgets.max_delta IS 'largest delta of one run''s own guarantee';
+COMMENT ON COLUMN dpml.budgets.loss_limit IS 'most that the losses of the entries may add up to: epsilon, rho or mu^2';
+COMMENT ON COLUMN dpml.budgets.delta_limit IS 'most that the deltas of the entries may add up to';
+COMMENT ON COLUMN dpml.budgets.shared IS
+'whether its tables may be in an earlier budget too, which opened_by, a superuser then, allowed';
+GRANT SELECT ON TABLE dpml.budgets TO dpml_curator;
+GRANT INSERT (dataset, rule, epsilon, delta, relation, unit, tables, min_epsilon, min_delta, max_delta,
+		loss_limit, delta_limit, shared)
+	ON TABLE dpml.budgets TO dpml_curator;
+-- Also to lock the row while a charge is made; check_budget refuses the update of one that was charged.
+GRANT UPDATE (rule, epsilon, delta, relation, unit, tables, min_epsilon, min_delta, max_delta,
+		loss_limit, delta_limit, shared)
+	ON TABLE dpml.budgets TO dpml_curator;
+SELECT pg_catalog.pg_extension_config_dump('dpml.budgets', '');
+CREATE TRIGGER append_only BEFORE DELETE OR TRUNCATE ON dpml.budgets
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER hold_extension AFTER INSERT ON dpml.budgets
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
+
+CREATE TABLE dpml.budget_entries (
+	dataset text REFERENCES dpml.budgets (dataset),
+	turn bigint,
+	entered_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+	entered_by name NOT NULL DEFAULT current_user,
+	charge_key text NOT NULL,
+	charge bigint UNIQUE REFERENCES dpml.ledger (id),
+	loss numeric NOT NULL CHECK (loss >= 0),
+	delta numeric NOT NULL CHECK (delta >= 0),
+	terms jsonb CHECK (charge IS NULL OR terms IS NULL),
+	-- Two sessions that both found so many entries cannot both add the next one, whatever they have locked.
+	PRIMARY KEY (dataset, turn),
+	UNIQUE (dataset, charge_key)
+);
+COMMENT ON TABLE dpml.budget_entries IS
+'what was taken out of budgets, when they were closed, and when they were opened again';
+COMMENT ON COLUMN dpml.budget_entries.dataset IS 'the budget';
+COMMENT ON COLUMN dpml.budget_entries.turn IS 'number of the entry, from 1';
+COMMENT ON COLUMN dpml.budget_entries.entered_at IS 'start of the transaction that made the entry';
+COMMENT ON COLUMN dpml.budget_entries.entered_by IS 'role that made the entry';
+COMMENT ON COLUMN dpml.budget_entries.charge_key IS
+'key of the charge, which is made once however often a run is repeated under it';
+COMMENT ON COLUMN dpml.budget_entries.charge IS
+'the charge in dpml.ledger; null: the budget was closed, or opened again';
+COMMENT ON COLUMN dpml.budget_entries.loss IS 'cost by the rule of the budget: epsilon, rho or mu^2';
+COMMENT ON COLUMN dpml.budget_entries.delta IS 'delta that the cost leaves to be added';
+COMMENT ON COLUMN dpml.budget_entries.terms IS
+'where the budget was opened again: its row of dpml.budgets until then; null: a charge, or the end of the budget';
+GRANT SELECT ON TABLE dpml.budget_entries TO dpml_curator;
+GRANT INSERT (dataset, turn, charge_key, charge, loss, delta, terms) ON TABLE dpml.budget_entries TO dpml_curator;
+SELECT pg_catalog.pg_extension_config_dump('dpml.budget_entries', '');
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_entries
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+
+CREATE FUNCTION dpml.check_budget() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	IF NEW.shared AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) THEN
+		RAISE EXCEPTION 'role % may not open a second budget on a table: that takes a superuser', current_user
+			USING ERRCODE = 'insufficient_privilege';
+	END IF;
+	IF TG_OP = 'UPDATE' THEN
+		IF NEW.dataset <> OLD.dataset OR EXISTS (
+				SELECT FROM dpml.budget_entries e WHERE e.dataset = OLD.dataset AND e.charge IS NOT NULL) THEN
+			RAISE EXCEPTION '%.% is append-only', TG_TABLE_SCHEMA, TG_TABLE_NAME
+				USING ERRCODE = 'object_not_in_prerequisite_state',
+				HINT = 'Only a budget that nothing was charged to can be opened again.';
+		END IF;
+		NEW.opened_at := clock_timestamp();
+		NEW.opened_by := current_user;
+		-- As a charge does: one of an older snapshot, or a charge that this one does not see, has this number, too.
+		INSERT INTO dpml.budget_entries (dataset, turn, charge_key, loss, delta, terms)
+			SELECT OLD.dataset, count(*) + 1, 'open ' || gen_random_uuid(), 0, 0, to_jsonb(OLD)
+			FROM dpml.budget_entries e WHERE e.dataset = OLD.dataset;
+	END IF;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.check_budget() IS
+'trigger that lets a budget change only while nothing was charged to it, and notes what it was';
+CREATE TRIGGER check_budget BEFORE INSERT OR UPDATE ON dpml.budgets
+	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget();
+
+CREATE FUNCTION dpml.check_budget_entry() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+BEGIN
+	-- With a gap two entries that did not see each other could have different numbers. A dump, which the owner of the
+	-- extension restores, has them in any order.
+	IF NEW.turn IS DISTINCT FROM (SELECT count(*) + 1 FROM dpml.budget_entries e WHERE e.dataset = NEW.dataset)
+			AND NOT pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = TG_RELID), 'MEMBER') THEN
+		RAISE EXCEPTION 'entry % of data set % does not follow the one before', NEW.turn, left(NEW.dataset, 200)
+			USING ERRCODE = 'object_not_in_prerequisite_state';
+	END IF;
+	IF NEW.terms IS NOT NULL AND EXISTS (SELECT FROM dpml.budget_entries e
+			WHERE e.dataset = NEW.dataset AND e.turn < NEW.turn AND e.charge IS NOT NULL) THEN
+		RAISE EXCEPTION 'the budget of data set % was charged, and is not opened again', left(NEW.dataset, 200)
+			USING ERRCODE = 'object_not_in_prerequisite_state';
+	END IF;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.check_budget_entry() IS
+'trigger that numbers the entries without a gap, and refuses to open a budget again that was charged';
+CREATE TRIGGER check_budget_entry BEFORE INSERT ON dpml.budget_entries
+	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget_entry();
+
+-- Which tables a budget is for, by what no rename changes. It is in no dump, as the numbers of another database mean
+-- nothing: there the names that dpml.budgets and dpml.ledger have go on counting.
+CREATE TABLE dpml.budget_relations (
+	dataset text REFERENCES dpml.budgets (dataset),
+	opened_at timestamptz,
+	relation oid,
+	listed boolean NOT NULL,
+	PRIMARY KEY (relation, dataset, opened_at)
+);
+COMMENT ON TABLE dpml.budget_relations IS 'tables that runs of a budget read, themselves or below a view';
+COMMENT ON COLUMN dpml.budget_relations.dataset IS 'the budget';
+COMMENT ON COLUMN dpml.budget_relations.opened_at IS
+'when it was opened: another time than in dpml.budgets if it was opened again since, for other tables';
+COMMENT ON COLUMN dpml.budget_relations.relation IS 'the table, by its number in pg_class';
+COMMENT ON COLUMN dpml.budget_relations.listed IS
+'whether the budget was opened for it, so that its runs need not name the data set';
+GRANT SELECT ON TABLE dpml.budget_relations TO dpml_curator;
+GRANT INSERT (dataset, relation, listed) ON TABLE dpml.budget_relations TO dpml_curator;
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_relations
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+
+-- Who adds a table to a budget changes this row first: others wait, and then see it; an older snapshot fails.
+CREATE TABLE dpml.budget_turn (turn bigint NOT NULL);
+COMMENT ON TABLE dpml.budget_turn IS 'one row, which makes tables come into budgets one after the other';
+COMMENT ON COLUMN dpml.budget_turn.turn IS 'how many did';
+GRANT SELECT, UPDATE (turn) ON TABLE dpml.budget_turn TO dpml_curator;
+INSERT INTO dpml.budget_turn VALUES (0);
+CREATE TRIGGER append_only BEFORE INSERT OR DELETE OR TRUNCATE ON dpml.budget_turn
+	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+
+CREATE FUNCTION dpml.budgets_on(relations oid[]) RETURNS TABLE (dataset text, listed boolean, unused boolean)
+	LANGUAGE sql STABLE PARALLEL SAFE
+BEGIN ATOMIC
+	-- The rows of a partition or child are rows of its parents.
+	WITH RECURSIVE part AS (
+		SELECT pg_catalog.unnest(budgets_on.relations) AS relation
+		UNION SELECT i.inhparent FROM part JOIN pg_catalog.pg_inherits i ON i.inhrelid = part.relation
+	), named AS (
+		SELECT n.nspname || '.' || c.relname AS name
+		FROM part JOIN pg_catalog.pg_class c ON c.oid = part.relation
+		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't'
+	)
+	SELECT b.dataset, coalesce(r.listed, false) OR EXISTS (SELECT FROM named WHERE named.name = ANY (b.tables)),
+		EXISTS (SELECT FROM dpml.budget_entries e WHERE e.dataset = b.dataset)
+		AND NOT EXISTS (SELECT FROM dpml.budget_entries e WHERE e.dataset = b.dataset AND e.charge IS NOT NULL)
+		AND (SELECT e.terms IS NULL FROM dpml.budget_entries e WHERE e.dataset = b.dataset ORDER BY e.turn DESC LIMIT 1)
+	FROM dpml.budgets b, LATERAL (
+		SELECT pg_catalog.bool_or(r.listed) AS listed FROM dpml.budget_relations r JOIN part ON part.relation = r.relation
+		WHERE r.dataset = b.dataset AND r.opened_at = b.opened_at) r
+	WHERE r.listed IS NOT NULL
+		OR EXISTS (SELECT FROM named WHERE named.name = ANY (b.tables))
+		OR EXISTS (SELECT FROM dpml.budget_entries e JOIN dpml.ledger l ON l.id = e.charge
+			JOIN named ON named.name = l.table_name WHERE e.dataset = b.dataset);
+END;
+COMMENT ON FUNCTION dpml.budgets_on(oid[]) IS
+'budgets that any of these tables is in: whether it is listed there, and whether the budget was closed
+before anything was charged';
+GRANT EXECUTE ON FUNCTION dpml.budgets_on(oid[]) TO dpml_curator;
+
+CREATE FUNCTION dpml.check_budget_relation() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+DECLARE
+	own dpml.budgets;
+	other text;
+BEGIN
+	UPDATE dpml.budget_turn SET turn = turn + 1;
+	SELECT * INTO STRICT own FROM dpml.budgets b WHERE b.dataset = NEW.dataset;
+	NEW.opened_at := own.opened_at;
+	SELECT o.dataset INTO other FROM dpml.budgets_on(ARRAY[NEW.relation]) o JOIN dpml.budgets b ON b.dataset = o.dataset
+		WHERE o.dataset <> NEW.dataset AND NOT o.unused
+		AND NOT own.shared AND NOT (b.shared AND b.opened_at > own.opened_at) ORDER BY 1 LIMIT 1;
+	IF FOUND THEN
+		RAISE EXCEPTION 'table % is in the budget of data set % already', NEW.relation::regclass, left(other, 200)
+			USING ERRCODE = 'object_not_in_prerequisite_state';
+	END IF;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.check_budget_relation() IS
+'trigger that keeps a table out of a second budget, unless that budget is shared';
+CREATE TRIGGER check_budget_relation BEFORE INSERT ON dpml.budget_relations
+	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget_relation();
+
+--
+-- Models
+--
 
 CREATE TABLE dpml.models (
 	name text PRIMARY KEY,
@@ -92,6 +386,13 @@ COMMENT ON COLUMN dpml.models.encoder IS 'specification that dpml.encode takes';
 COMMENT ON COLUMN dpml.models.privacy IS 'the guarantee and how it was calibrated';
 COMMENT ON COLUMN dpml.models.training IS 'options of the training run';
 COMMENT ON COLUMN dpml.models.charge IS 'the charge in dpml.ledger';
+GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_curator;
+GRANT INSERT (name, owner, method, private, task, loss, classes, weights, whitening, n_features, encoder, privacy,
+		training, charge)
+	ON TABLE dpml.models TO dpml_curator;
+-- Of models that they own, or for SELECT were granted: see the policies.
+GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;
+SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
 
 -- Roles go by name, as in a dump.  One that is gone is nobody: to_regrole is null then, where a cast would fail.
 ALTER TABLE dpml.models ENABLE ROW LEVEL SECURITY;
@@ -103,6 +404,8 @@ CREATE POLICY granted ON dpml.models FOR SELECT
 		WHERE g.role OPERATOR(pg_catalog.=) 'public'
 		OR pg_catalog.pg_has_role(pg_catalog.to_regrole(pg_catalog.quote_ident(g.role)), 'USAGE')));
 COMMENT ON POLICY granted ON dpml.models IS 'members of a role that a model was granted to read it';
+CREATE POLICY curator ON dpml.models TO dpml_curator USING (true);
+COMMENT ON POLICY curator ON dpml.models IS 'curators keep the models of everybody';
 
 -- A right to delete models would be one to lock the whole table, and so to stop everybody else's runs. So who drops a
 -- model names it in a row, and a trigger acts for the role that the row names: never for the session's, which stays a
@@ -115,6 +418,7 @@ CREATE UNLOGGED TABLE dpml.drops (
 COMMENT ON TABLE dpml.drops IS 'models to be dropped: a row drops one, and is gone when its statement ends';
 COMMENT ON COLUMN dpml.drops.model IS 'name of the model';
 COMMENT ON COLUMN dpml.drops.dropped_by IS 'role that drops it';
+GRANT INSERT (model) ON TABLE dpml.drops TO dpml_curator, dpml_analyst;
 ALTER TABLE dpml.drops ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON dpml.drops FOR INSERT WITH CHECK (dropped_by = current_user);
 
@@ -150,242 +454,14 @@ END
 $$;
 COMMENT ON FUNCTION dpml.drop_model(text) IS
 'removes a model of a role of the caller, or for curators any; true if there was one. What it spent stays in the ledger';
+GRANT EXECUTE ON FUNCTION dpml.drop_model(text) TO dpml_curator, dpml_analyst;
 
-CREATE TABLE dpml.budgets (
-	dataset text PRIMARY KEY,
-	opened_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
-	opened_by name NOT NULL DEFAULT current_user,
-	rule text NOT NULL CHECK (rule IN ('basic', 'zcdp', 'gdp')),
-	epsilon numeric NOT NULL,
-	delta numeric NOT NULL,
-	relation text NOT NULL CHECK (relation IN ('replace_one', 'add_remove')),
-	unit text,
-	tables text[] NOT NULL,
-	min_epsilon numeric NOT NULL CHECK (min_epsilon > 0),
-	min_delta numeric NOT NULL CHECK (min_delta >= 0),
-	max_delta numeric NOT NULL CHECK (max_delta >= min_delta AND max_delta < 1),
-	loss_limit numeric NOT NULL,
-	delta_limit numeric NOT NULL,
-	shared boolean NOT NULL DEFAULT false
-);
-COMMENT ON TABLE dpml.budgets IS
-'what all runs on a data set together may spend, fixed when the budget is opened; one that nothing was charged to can be opened again';
-COMMENT ON COLUMN dpml.budgets.dataset IS 'name of the data set, whatever its tables are called';
-COMMENT ON COLUMN dpml.budgets.opened_at IS 'start of the transaction that opened the budget';
-COMMENT ON COLUMN dpml.budgets.opened_by IS 'role that opened the budget';
-COMMENT ON COLUMN dpml.budgets.rule IS 'how costs compose: basic, zcdp or gdp';
-COMMENT ON COLUMN dpml.budgets.epsilon IS 'epsilon of everything together';
-COMMENT ON COLUMN dpml.budgets.delta IS 'delta of everything together';
-COMMENT ON COLUMN dpml.budgets.relation IS 'neighbouring relation of the guarantee: replace_one or add_remove';
-COMMENT ON COLUMN dpml.budgets.unit IS 'column that is the unit of privacy; null: every row is one';
-COMMENT ON COLUMN dpml.budgets.tables IS 'tables and views whose runs are charged here without naming the data set';
-COMMENT ON COLUMN dpml.budgets.min_epsilon IS 'what one charge costs at least: epsilon at the budget''s delta, by its rule';
-COMMENT ON COLUMN dpml.budgets.min_delta IS 'least delta of one run''s own guarantee';
-COMMENT ON COLUMN dpml.budgets.max_delta IS 'largest delta of one run''s own guarantee';
-COMMENT ON COLUMN dpml.budgets.loss_limit IS 'most that the losses of the entries may add up to: epsilon, rho or mu^2';
-COMMENT ON COLUMN dpml.budgets.delta_limit IS 'most that the deltas of the entries may add up to';
-COMMENT ON COLUMN dpml.budgets.shared IS
-'whether its tables may be in an earlier budget too, which opened_by, a superuser then, allowed';
-
-CREATE TABLE dpml.budget_entries (
-	dataset text REFERENCES dpml.budgets (dataset),
-	turn bigint,
-	entered_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
-	entered_by name NOT NULL DEFAULT current_user,
-	request text NOT NULL,
-	charge bigint UNIQUE REFERENCES dpml.ledger (id),
-	loss numeric NOT NULL CHECK (loss >= 0),
-	delta numeric NOT NULL CHECK (delta >= 0),
-	terms jsonb CHECK (charge IS NULL OR terms IS NULL),
-	-- Two sessions that both found so many entries cannot both add the next one, whatever they have locked.
-	PRIMARY KEY (dataset, turn),
-	UNIQUE (dataset, request)
-);
-COMMENT ON TABLE dpml.budget_entries IS
-'what was taken out of budgets, when they were closed, and when they were opened again';
-COMMENT ON COLUMN dpml.budget_entries.dataset IS 'the budget';
-COMMENT ON COLUMN dpml.budget_entries.turn IS 'number of the entry, from 1';
-COMMENT ON COLUMN dpml.budget_entries.entered_at IS 'start of the transaction that made the entry';
-COMMENT ON COLUMN dpml.budget_entries.entered_by IS 'role that made the entry';
-COMMENT ON COLUMN dpml.budget_entries.request IS 'name of the request, which is charged once however often it is sent';
-COMMENT ON COLUMN dpml.budget_entries.charge IS
-'the charge in dpml.ledger; null: the budget was closed, or opened again';
-COMMENT ON COLUMN dpml.budget_entries.loss IS 'cost by the rule of the budget: epsilon, rho or mu^2';
-COMMENT ON COLUMN dpml.budget_entries.delta IS 'delta that the cost leaves to be added';
-COMMENT ON COLUMN dpml.budget_entries.terms IS
-'where the budget was opened again: its row of dpml.budgets until then; null: a charge, or the end of the budget';
-
--- Which tables a budget is for, by what no rename changes. It is in no dump, as the numbers of another database mean
--- nothing: there the names that dpml.budgets and dpml.ledger have go on counting.
-CREATE TABLE dpml.budget_relations (
-	dataset text REFERENCES dpml.budgets (dataset),
-	opened_at timestamptz,
-	relation oid,
-	listed boolean NOT NULL,
-	PRIMARY KEY (relation, dataset, opened_at)
-);
-COMMENT ON TABLE dpml.budget_relations IS 'tables that runs of a budget read, themselves or below a view';
-COMMENT ON COLUMN dpml.budget_relations.dataset IS 'the budget';
-COMMENT ON COLUMN dpml.budget_relations.opened_at IS
-'when it was opened: another time than in dpml.budgets if it was opened again since, for other tables';
-COMMENT ON COLUMN dpml.budget_relations.relation IS 'the table, by its number in pg_class';
-COMMENT ON COLUMN dpml.budget_relations.listed IS
-'whether the budget was opened for it, so that its runs need not name the data set';
-
--- Who adds a table to a budget changes this row first: others wait, and then see it; an older snapshot fails.
-CREATE TABLE dpml.budget_turn (turn bigint NOT NULL);
-COMMENT ON TABLE dpml.budget_turn IS 'one row, which makes tables come into budgets one after the other';
-COMMENT ON COLUMN dpml.budget_turn.turn IS 'how many did';
-INSERT INTO dpml.budget_turn VALUES (0);
-
-CREATE FUNCTION dpml.budgets_on(relations oid[]) RETURNS TABLE (dataset text, listed boolean, unused boolean)
-	LANGUAGE sql STABLE PARALLEL SAFE
-BEGIN ATOMIC
-	-- The rows of a partition or child are rows of its parents.
-	WITH RECURSIVE part AS (
-		SELECT pg_catalog.unnest(budgets_on.relations) AS relation
-		UNION SELECT i.inhparent FROM part JOIN pg_catalog.pg_inherits i ON i.inhrelid = part.relation
-	), named AS (
-		SELECT n.nspname || '.' || c.relname AS name
-		FROM part JOIN pg_catalog.pg_class c ON c.oid = part.relation
-		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't'
-	)
-	SELECT b.dataset, coalesce(r.listed, false) OR EXISTS (SELECT FROM named WHERE named.name = ANY (b.tables)),
-		EXISTS (SELECT FROM dpml.budget_entries e WHERE e.dataset = b.dataset)
-		AND NOT EXISTS (SELECT FROM dpml.budget_entries e WHERE e.dataset = b.dataset AND e.charge IS NOT NULL)
-		AND (SELECT e.terms IS NULL FROM dpml.budget_entries e WHERE e.dataset = b.dataset ORDER BY e.turn DESC LIMIT 1)
-	FROM dpml.budgets b, LATERAL (
-		SELECT pg_catalog.bool_or(r.listed) AS listed FROM dpml.budget_relations r JOIN part ON part.relation = r.relation
-		WHERE r.dataset = b.dataset AND r.opened_at = b.opened_at) r
-	WHERE r.listed IS NOT NULL
-		OR EXISTS (SELECT FROM named WHERE named.name = ANY (b.tables))
-		OR EXISTS (SELECT FROM dpml.budget_entries e JOIN dpml.ledger l ON l.id = e.charge
-			JOIN named ON named.name = l.dataset WHERE e.dataset = b.dataset);
-END;
-COMMENT ON FUNCTION dpml.budgets_on(oid[]) IS
-'budgets that any of these tables is in: whether it is listed there, and whether they were closed before anything was charged';
-
-CREATE FUNCTION dpml.append_only() RETURNS trigger
-	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-	RAISE EXCEPTION '%.% is append-only', TG_TABLE_SCHEMA, TG_TABLE_NAME
-		USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'What was spent stays spent.';
-END
-$$;
-COMMENT ON FUNCTION dpml.append_only() IS 'trigger that refuses to change or remove what was spent';
-
-CREATE FUNCTION dpml.check_budget() RETURNS trigger
-	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
-BEGIN
-	IF NEW.shared AND NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user) THEN
-		RAISE EXCEPTION 'role % may not open a second budget on a table: that takes a superuser', current_user
-			USING ERRCODE = 'insufficient_privilege';
-	END IF;
-	IF TG_OP = 'UPDATE' THEN
-		IF NEW.dataset <> OLD.dataset OR EXISTS (
-				SELECT FROM dpml.budget_entries e WHERE e.dataset = OLD.dataset AND e.charge IS NOT NULL) THEN
-			RAISE EXCEPTION '%.% is append-only', TG_TABLE_SCHEMA, TG_TABLE_NAME
-				USING ERRCODE = 'object_not_in_prerequisite_state',
-				HINT = 'Only a budget that nothing was charged to can be opened again.';
-		END IF;
-		NEW.opened_at := clock_timestamp();
-		NEW.opened_by := current_user;
-		-- As a charge does: one of an older snapshot, or a charge that this one does not see, has this number, too.
-		INSERT INTO dpml.budget_entries (dataset, turn, request, loss, delta, terms)
-			SELECT OLD.dataset, count(*) + 1, 'open ' || gen_random_uuid(), 0, 0, to_jsonb(OLD)
-			FROM dpml.budget_entries e WHERE e.dataset = OLD.dataset;
-	END IF;
-	RETURN NEW;
-END
-$$;
-COMMENT ON FUNCTION dpml.check_budget() IS
-'trigger that lets a budget change only while nothing was charged to it, and notes what it was';
-
-CREATE FUNCTION dpml.check_budget_entry() RETURNS trigger
-	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
-BEGIN
-	-- With a gap two entries that did not see each other could have different numbers. A dump, which the owner of the
-	-- extension restores, has them in any order.
-	IF NEW.turn IS DISTINCT FROM (SELECT count(*) + 1 FROM dpml.budget_entries e WHERE e.dataset = NEW.dataset)
-			AND NOT pg_has_role((SELECT c.relowner FROM pg_class c WHERE c.oid = TG_RELID), 'MEMBER') THEN
-		RAISE EXCEPTION 'entry % of data set % does not follow the one before', NEW.turn, left(NEW.dataset, 200)
-			USING ERRCODE = 'object_not_in_prerequisite_state';
-	END IF;
-	IF NEW.terms IS NOT NULL AND EXISTS (SELECT FROM dpml.budget_entries e
-			WHERE e.dataset = NEW.dataset AND e.turn < NEW.turn AND e.charge IS NOT NULL) THEN
-		RAISE EXCEPTION 'the budget of data set % was charged, and is not opened again', left(NEW.dataset, 200)
-			USING ERRCODE = 'object_not_in_prerequisite_state';
-	END IF;
-	RETURN NEW;
-END
-$$;
-COMMENT ON FUNCTION dpml.check_budget_entry() IS
-'trigger that numbers the entries without a gap, and refuses to open a budget again that was charged';
-
-CREATE FUNCTION dpml.check_budget_relation() RETURNS trigger
-	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
-DECLARE
-	own dpml.budgets;
-	other text;
-BEGIN
-	UPDATE dpml.budget_turn SET turn = turn + 1;
-	SELECT * INTO STRICT own FROM dpml.budgets b WHERE b.dataset = NEW.dataset;
-	NEW.opened_at := own.opened_at;
-	SELECT o.dataset INTO other FROM dpml.budgets_on(ARRAY[NEW.relation]) o JOIN dpml.budgets b ON b.dataset = o.dataset
-		WHERE o.dataset <> NEW.dataset AND NOT o.unused
-		AND NOT own.shared AND NOT (b.shared AND b.opened_at > own.opened_at) ORDER BY 1 LIMIT 1;
-	IF FOUND THEN
-		RAISE EXCEPTION 'table % is in the budget of data set % already', NEW.relation::regclass, left(other, 200)
-			USING ERRCODE = 'object_not_in_prerequisite_state';
-	END IF;
-	RETURN NEW;
-END
-$$;
-COMMENT ON FUNCTION dpml.check_budget_relation() IS
-'trigger that keeps a table out of a second budget, unless that budget is shared';
-
--- Members of an extension go with it unasked; a view that is none holds it, so that DROP EXTENSION needs CASCADE.
--- The definer is whoever created the extension: those who charge need no right to create anything.
-CREATE FUNCTION dpml.hold_extension() RETURNS trigger
-	LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, dpml, pg_temp AS $$
-BEGIN
-	IF pg_catalog.to_regclass('dpml.ledger_in_use') IS NULL THEN
-		BEGIN
-			CREATE VIEW dpml.ledger_in_use AS SELECT pg_catalog.count(*) AS entries FROM dpml.ledger;
-			COMMENT ON VIEW dpml.ledger_in_use IS
-			'keeps DROP EXTENSION pg_dpml from deleting, without CASCADE, the record of what was spent';
-		EXCEPTION
-			WHEN duplicate_table OR duplicate_object OR unique_violation OR insufficient_privilege THEN
-				NULL;
-		END;
-	END IF;
-	RETURN NULL;
-END
-$$;
-COMMENT ON FUNCTION dpml.hold_extension() IS 'trigger that makes DROP EXTENSION need CASCADE once something was spent';
-
-CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.ledger
-	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
-CREATE TRIGGER append_only BEFORE DELETE OR TRUNCATE ON dpml.budgets
-	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
-CREATE TRIGGER check_budget BEFORE INSERT OR UPDATE ON dpml.budgets
-	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget();
-CREATE TRIGGER check_budget_entry BEFORE INSERT ON dpml.budget_entries
-	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget_entry();
-CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_relations
-	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
-CREATE TRIGGER check_budget_relation BEFORE INSERT ON dpml.budget_relations
-	FOR EACH ROW EXECUTE FUNCTION dpml.check_budget_relation();
-CREATE TRIGGER append_only BEFORE INSERT OR DELETE OR TRUNCATE ON dpml.budget_turn
-	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
-CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_entries
-	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
-CREATE TRIGGER hold_extension AFTER INSERT ON dpml.ledger
-	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
-CREATE TRIGGER hold_extension AFTER INSERT ON dpml.budgets
-	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
-
--- Requests: who may not read a table asks for a model of it, and dpml serve, run by the data's owner, trains it.
+--
+-- Requests
+--
+-- Who may not read a table asks for a model of it, and dpml serve, run by the data's owner, trains it.
+-- Privileges say which columns a role may touch, policies which rows. Neither lets who files a request lock a row
+-- that the service waits for.
 
 CREATE TABLE dpml.datasets (
 	name text PRIMARY KEY REFERENCES dpml.budgets (dataset),
@@ -420,6 +496,19 @@ COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes that one request may 
 COMMENT ON COLUMN dpml.datasets.allow_certified IS
 'whether a request may have solver = certified, whose number of passes depends on the rows and can be counted in pg_stat_io';
 COMMENT ON COLUMN dpml.datasets.offered IS 'false once it was withdrawn';
+GRANT SELECT ON TABLE dpml.datasets TO dpml_curator, dpml_analyst;
+GRANT INSERT (name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes,
+		allow_certified),
+	UPDATE (role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes,
+		allow_certified, offered)
+	ON TABLE dpml.datasets TO dpml_curator;
+SELECT pg_catalog.pg_extension_config_dump('dpml.datasets', '');
+ALTER TABLE dpml.datasets ENABLE ROW LEVEL SECURITY;
+CREATE POLICY see ON dpml.datasets FOR SELECT USING (registered_by = current_user OR EXISTS (
+	SELECT FROM pg_catalog.pg_roles r
+	WHERE r.rolname = datasets.role AND pg_catalog.pg_has_role(r.oid, 'USAGE')));
+CREATE POLICY register ON dpml.datasets FOR INSERT WITH CHECK (registered_by = current_user);
+CREATE POLICY change ON dpml.datasets FOR UPDATE USING (registered_by = current_user);
 
 CREATE TABLE dpml.requests (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -444,16 +533,11 @@ COMMENT ON COLUMN dpml.requests.state IS
 'waiting, running, done, refused (nothing was charged) or failed (see charge)';
 COMMENT ON COLUMN dpml.requests.message IS 'why it was refused or failed';
 COMMENT ON COLUMN dpml.requests.charge IS 'the charge in dpml.ledger; null: nothing was charged';
-
--- Privileges say which columns a role may touch, policies which rows. Neither lets who files a request lock a row
--- that the service waits for.
-ALTER TABLE dpml.datasets ENABLE ROW LEVEL SECURITY;
-CREATE POLICY see ON dpml.datasets FOR SELECT USING (registered_by = current_user OR EXISTS (
-	SELECT FROM pg_catalog.pg_roles r
-	WHERE r.rolname = datasets.role AND pg_catalog.pg_has_role(r.oid, 'USAGE')));
-CREATE POLICY register ON dpml.datasets FOR INSERT WITH CHECK (registered_by = current_user);
-CREATE POLICY change ON dpml.datasets FOR UPDATE USING (registered_by = current_user);
-
+GRANT SELECT ON TABLE dpml.requests TO dpml_curator, dpml_analyst;
+GRANT UPDATE (state, message, charge) ON TABLE dpml.requests TO dpml_curator;
+GRANT INSERT (dataset, model, options) ON TABLE dpml.requests TO dpml_analyst;
+SELECT pg_catalog.pg_extension_config_dump('dpml.requests', '');
+SELECT pg_catalog.pg_extension_config_dump('dpml.requests_id_seq', '');
 ALTER TABLE dpml.requests ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON dpml.requests FOR SELECT USING (requested_by = current_user);
 CREATE POLICY file ON dpml.requests FOR INSERT WITH CHECK (requested_by = current_user);
@@ -506,11 +590,13 @@ BEGIN ATOMIC
 END;
 COMMENT ON FUNCTION dpml.request(text, text, jsonb) IS
 'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it';
+GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
 
 CREATE FUNCTION dpml.require_autocommit() RETURNS void
 	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_require_autocommit';
 COMMENT ON FUNCTION dpml.require_autocommit() IS
 'raises an error unless the procedure that calls it may commit: not in a transaction block, function or exception block';
+GRANT EXECUTE ON FUNCTION dpml.require_autocommit() TO dpml_analyst;
 
 -- A procedure that commits has no search_path of its own: what it looks up at run time is written with its schema.
 CREATE PROCEDURE dpml.train(dataset text, model text, options jsonb DEFAULT '{}')
@@ -549,15 +635,11 @@ END
 $$;
 COMMENT ON PROCEDURE dpml.train(text, text, jsonb) IS
 'dpml.request, and waits until the model is there; an error if it was refused or failed';
+GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 
-SELECT pg_catalog.pg_extension_config_dump('dpml.budgets', '');
-SELECT pg_catalog.pg_extension_config_dump('dpml.budget_entries', '');
-SELECT pg_catalog.pg_extension_config_dump('dpml.datasets', '');
-SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
-SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
-SELECT pg_catalog.pg_extension_config_dump('dpml.requests', '');
-SELECT pg_catalog.pg_extension_config_dump('dpml.requests_id_seq', '');
+--
+-- Types
+--
 
 CREATE TYPE dpml.epoch AS (weights float8[], average float8[], steps bigint, rows bigint, velocity float8[]);
 COMMENT ON TYPE dpml.epoch IS
@@ -583,57 +665,123 @@ COMMENT ON COLUMN dpml.gram_sums.xx IS
 COMMENT ON COLUMN dpml.gram_sums.xy IS 'sum of y x; null if weights are given';
 COMMENT ON COLUMN dpml.gram_sums.rows IS 'rows of the blocks';
 
--- Support functions
+--
+-- Aggregates
+--
+-- They touch no ledger, and add noise only where options ask for it: they are for the data's curator. Support functions
+-- stand before their aggregate: PostgreSQL calls them for those who may call it.
 
-CREATE FUNCTION dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_rows_step';
-COMMENT ON FUNCTION dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb) IS
+CREATE FUNCTION dpml.sgd_rows_transition(internal, float8[], float8, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_rows_transition';
+COMMENT ON FUNCTION dpml.sgd_rows_transition(internal, float8[], float8, float8[], jsonb) IS
 'transition of dpml.sgd_epoch over rows';
 
-CREATE FUNCTION dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_blocks_step';
-COMMENT ON FUNCTION dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+CREATE FUNCTION dpml.sgd_blocks_transition(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_blocks_transition';
+COMMENT ON FUNCTION dpml.sgd_blocks_transition(internal, int4, bytea, dpml.epoch, jsonb) IS
 'transition of dpml.sgd_epoch over blocks';
 
 CREATE FUNCTION dpml.sgd_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_final';
 COMMENT ON FUNCTION dpml.sgd_final(internal) IS 'end of dpml.sgd_epoch';
 
-CREATE FUNCTION dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_step';
-COMMENT ON FUNCTION dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb) IS
+-- The order of the rows is part of the result, so a plan with workers would change it.
+CREATE AGGREGATE dpml.sgd_epoch(x float8[], y float8, start float8[], options jsonb) (
+	SFUNC = dpml.sgd_rows_transition, STYPE = internal,
+	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_epoch(float8[], float8, float8[], jsonb) IS
+'one pass of SGD over rows, in the order they come; charges nothing, and is not private without noise
+SELECT (r).* FROM (SELECT dpml.sgd_epoch(x, y, (SELECT w FROM start),
+  ''{"loss": "logistic", "step_size": 0.1}'' ORDER BY random()) AS r FROM t) s
+x float8[] has norm at most 1 (longer rows are shortened), y is -1 or 1, a number, or a class number from 0.
+Keep the subquery: (dpml.sgd_epoch(...)).* would run a pass for every column of the result.
+See also: options, loss, pack.';
+GRANT EXECUTE ON FUNCTION dpml.sgd_epoch(float8[], float8, float8[], jsonb) TO dpml_curator;
+
+CREATE AGGREGATE dpml.sgd_epoch(block_no int4, block bytea, start dpml.epoch, options jsonb) (
+	SFUNC = dpml.sgd_blocks_transition, STYPE = internal,
+	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) IS
+'one pass of SGD over blocks of dpml.pack, which must come as 0, 1, 2, ...; charges nothing, not private without noise';
+GRANT EXECUTE ON FUNCTION dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.sgd_poisson_transition(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_transition';
+COMMENT ON FUNCTION dpml.sgd_poisson_transition(internal, int4, bytea, dpml.epoch, jsonb) IS
 'transition of dpml.sgd_poisson';
 
 CREATE FUNCTION dpml.sgd_poisson_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_final';
 COMMENT ON FUNCTION dpml.sgd_poisson_final(internal) IS 'end of dpml.sgd_poisson, which takes its steps';
 
-CREATE FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_step';
-COMMENT ON FUNCTION dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb) IS
+CREATE AGGREGATE dpml.sgd_poisson(block_no int4, block bytea, start dpml.epoch, options jsonb) (
+	SFUNC = dpml.sgd_poisson_transition, STYPE = internal,
+	FINALFUNC = dpml.sgd_poisson_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) IS
+'steps of SGD over Poisson batches of the rows of blocks, held in memory (dpml.work_mem); see also: poisson
+It charges nothing, and is not private without noise.';
+GRANT EXECUTE ON FUNCTION dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.sgd_poisson_steps_transition(internal, int4, bytea, int4, dpml.epoch, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_transition';
+COMMENT ON FUNCTION dpml.sgd_poisson_steps_transition(internal, int4, bytea, int4, dpml.epoch, jsonb) IS
 'transition of dpml.sgd_poisson_steps';
 
 CREATE FUNCTION dpml.sgd_poisson_steps_final(internal) RETURNS dpml.epoch
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_steps_final';
 COMMENT ON FUNCTION dpml.sgd_poisson_steps_final(internal) IS 'end of dpml.sgd_poisson_steps';
 
-CREATE FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_rows_step';
-COMMENT ON FUNCTION dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb) IS
+CREATE AGGREGATE dpml.sgd_poisson_steps(step int4, block bytea, rows int4, start dpml.epoch, options jsonb) (
+	SFUNC = dpml.sgd_poisson_steps_transition, STYPE = internal,
+	FINALFUNC = dpml.sgd_poisson_steps_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb) IS
+'steps of SGD over the batches that dpml.poisson_steps drew (write ORDER BY step); see also: poisson
+It charges nothing, and is not private without noise.';
+GRANT EXECUTE ON FUNCTION dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.loss_rows_transition(internal, float8[], float8, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_rows_transition';
+COMMENT ON FUNCTION dpml.loss_rows_transition(internal, float8[], float8, float8[], jsonb) IS
 'transition of dpml.loss over rows';
 
-CREATE FUNCTION dpml.loss_blocks_step(internal, bytea, float8[], jsonb) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_blocks_step';
-COMMENT ON FUNCTION dpml.loss_blocks_step(internal, bytea, float8[], jsonb) IS
+CREATE FUNCTION dpml.loss_blocks_transition(internal, bytea, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_blocks_transition';
+COMMENT ON FUNCTION dpml.loss_blocks_transition(internal, bytea, float8[], jsonb) IS
 'transition of dpml.loss over blocks';
 
 CREATE FUNCTION dpml.loss_final(internal) RETURNS float8
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_loss_final';
 COMMENT ON FUNCTION dpml.loss_final(internal) IS 'end of dpml.loss';
 
-CREATE FUNCTION dpml.gradient_step(bytea, bytea, float8[], jsonb) RETURNS bytea
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gradient_step';
-COMMENT ON FUNCTION dpml.gradient_step(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gradient';
+CREATE AGGREGATE dpml.loss(x float8[], y float8, weights float8[], options jsonb) (
+	SFUNC = dpml.loss_rows_transition, STYPE = internal,
+	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.loss(float8[], float8, float8[], jsonb) IS
+'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise
+SELECT dpml.loss(x, y, weights, options) FROM t
+logistic   ln(1 + exp(-y u)), y = -1 or 1
+huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
+squared    (u - y)^2 / 2, linear beyond a difference of clip
+softmax    -ln of the probability of class y = 0, 1, ...; classes is required
+logistic and huber_svm with classes train one model a class against all others. See also: options.';
+GRANT EXECUTE ON FUNCTION dpml.loss(float8[], float8, float8[], jsonb) TO dpml_curator;
+
+CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
+	SFUNC = dpml.loss_blocks_transition, STYPE = internal,
+	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.loss(bytea, float8[], jsonb) IS
+'mean loss of weights over packed blocks, plus lambda/2 ||w||^2; not private: the result carries no noise';
+GRANT EXECUTE ON FUNCTION dpml.loss(bytea, float8[], jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.gradient_transition(bytea, bytea, float8[], jsonb) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gradient_transition';
+COMMENT ON FUNCTION dpml.gradient_transition(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gradient';
 
 CREATE FUNCTION dpml.gradient_combine(bytea, bytea) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gradient_combine';
@@ -643,13 +791,30 @@ CREATE FUNCTION dpml.gradient_final(bytea) RETURNS dpml.gradient_sums
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gradient_final';
 COMMENT ON FUNCTION dpml.gradient_final(bytea) IS 'end of dpml.gradient';
 
-CREATE FUNCTION dpml.gram_step(bytea, bytea) RETURNS bytea
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gram_step';
-COMMENT ON FUNCTION dpml.gram_step(bytea, bytea) IS 'transition of dpml.gram over rows';
+-- Sums, in any order and in plans with workers: the state is a bytea that any of them can pass on.
+CREATE AGGREGATE dpml.gradient(block bytea, weights float8[], options jsonb) (
+	SFUNC = dpml.gradient_transition, STYPE = bytea, COMBINEFUNC = dpml.gradient_combine,
+	FINALFUNC = dpml.gradient_final, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.gradient(bytea, float8[], jsonb) IS
+'sums of gradients and losses of weights over packed blocks; not private: the result carries no noise
+SELECT (r).* FROM (SELECT dpml.gradient(block, (SELECT w FROM start), ''{"loss": "logistic"}'') AS r FROM blocks) s
+gradient, losses and rows are sums: not divided by n, no regulariser. Keep the subquery. Options, a JSON object:
+loss (required), classes, huber_h, clip, as in the topic options
+models (1, at most 64): weights hold so many models; the gradient is that of the first, losses has one sum each
+gradient (true), losses (true): what to compute; errors (false): count wrong rows in place of losses
+gradient_clip: bound on the norm of the derivatives in a row''s scores; loss_clip: bound on a row''s loss
+max_rows_per_unit: as in options; unit_clip: bound on the gradient of a unit''s rows in one block
+See also: pack, loss, gram, whiten.';
+GRANT EXECUTE ON FUNCTION dpml.gradient(bytea, float8[], jsonb) TO dpml_curator;
 
-CREATE FUNCTION dpml.hessian_step(bytea, bytea, float8[], jsonb) RETURNS bytea
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_hessian_step';
-COMMENT ON FUNCTION dpml.hessian_step(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gram at weights';
+CREATE FUNCTION dpml.gram_transition(bytea, bytea) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gram_transition';
+COMMENT ON FUNCTION dpml.gram_transition(bytea, bytea) IS 'transition of dpml.gram over rows';
+
+CREATE FUNCTION dpml.hessian_transition(bytea, bytea, float8[], jsonb) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_hessian_transition';
+COMMENT ON FUNCTION dpml.hessian_transition(bytea, bytea, float8[], jsonb) IS 'transition of dpml.gram at weights';
 
 CREATE FUNCTION dpml.gram_combine(bytea, bytea) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gram_combine';
@@ -659,132 +824,103 @@ CREATE FUNCTION dpml.gram_final(bytea) RETURNS dpml.gram_sums
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_gram_final';
 COMMENT ON FUNCTION dpml.gram_final(bytea) IS 'end of dpml.gram';
 
-CREATE FUNCTION dpml.pack_step(internal, bytea) RETURNS internal
-	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_step';
-COMMENT ON FUNCTION dpml.pack_step(internal, bytea) IS 'transition of dpml.pack';
+CREATE AGGREGATE dpml.gram(block bytea) (
+	SFUNC = dpml.gram_transition, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
+	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.gram(bytea) IS
+'sums of x x'' and y x over packed blocks; not private: the result carries no noise
+xx is the upper triangle, row by row; at most 2500 features.';
+GRANT EXECUTE ON FUNCTION dpml.gram(bytea) TO dpml_curator;
+
+CREATE AGGREGATE dpml.gram(block bytea, weights float8[], options jsonb) (
+	SFUNC = dpml.hessian_transition, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
+	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.gram(bytea, float8[], jsonb) IS
+'Hessian of the summed losses of weights over packed blocks; not private: the result carries no noise
+The options are a JSON object of loss (logistic, huber_svm or squared), huber_h and clip.';
+GRANT EXECUTE ON FUNCTION dpml.gram(bytea, float8[], jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.pack_transition(internal, bytea) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_transition';
+COMMENT ON FUNCTION dpml.pack_transition(internal, bytea) IS 'transition of dpml.pack';
 
 CREATE FUNCTION dpml.pack_final(internal) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_final';
 COMMENT ON FUNCTION dpml.pack_final(internal) IS 'end of dpml.pack';
 
--- Aggregates.  They touch no ledger, and add noise only where options ask for it: they are for the data's curator.
-
--- The order of the rows is part of the result, so a plan with workers would change it.
-CREATE AGGREGATE dpml.sgd_epoch(x float8[], y float8, start float8[], options jsonb) (
-	SFUNC = dpml.sgd_rows_step, STYPE = internal,
-	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
-);
-COMMENT ON AGGREGATE dpml.sgd_epoch(float8[], float8, float8[], jsonb) IS
-'one pass of SGD over rows, in the order they come (write ORDER BY random()); charges nothing, and is not private without noise';
-
-CREATE AGGREGATE dpml.sgd_epoch(block_no int4, block bytea, start dpml.epoch, options jsonb) (
-	SFUNC = dpml.sgd_blocks_step, STYPE = internal,
-	FINALFUNC = dpml.sgd_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
-);
-COMMENT ON AGGREGATE dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) IS
-'one pass of SGD over packed blocks, which must come as 0, 1, 2, ...; charges nothing, and is not private without noise';
-
-CREATE AGGREGATE dpml.sgd_poisson(block_no int4, block bytea, start dpml.epoch, options jsonb) (
-	SFUNC = dpml.sgd_poisson_step, STYPE = internal,
-	FINALFUNC = dpml.sgd_poisson_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
-);
-COMMENT ON AGGREGATE dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb) IS
-'steps of SGD over Poisson batches of the rows of blocks, held in memory (dpml.work_mem); charges nothing, and is not private without noise';
-
-CREATE AGGREGATE dpml.sgd_poisson_steps(step int4, block bytea, rows int4, start dpml.epoch, options jsonb) (
-	SFUNC = dpml.sgd_poisson_steps_step, STYPE = internal,
-	FINALFUNC = dpml.sgd_poisson_steps_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
-);
-COMMENT ON AGGREGATE dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb) IS
-'steps of SGD over the batches that dpml.poisson_steps drew (write ORDER BY step); charges nothing, and is not private without noise';
-
-CREATE AGGREGATE dpml.loss(x float8[], y float8, weights float8[], options jsonb) (
-	SFUNC = dpml.loss_rows_step, STYPE = internal,
-	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
-);
-COMMENT ON AGGREGATE dpml.loss(float8[], float8, float8[], jsonb) IS
-'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise';
-
-CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
-	SFUNC = dpml.loss_blocks_step, STYPE = internal,
-	FINALFUNC = dpml.loss_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = SAFE
-);
-COMMENT ON AGGREGATE dpml.loss(bytea, float8[], jsonb) IS
-'mean loss of weights over packed blocks, plus lambda/2 ||w||^2; not private: the result carries no noise';
-
--- Sums, in any order and in plans with workers: the state is a bytea that any of them can pass on.
-CREATE AGGREGATE dpml.gradient(block bytea, weights float8[], options jsonb) (
-	SFUNC = dpml.gradient_step, STYPE = bytea, COMBINEFUNC = dpml.gradient_combine,
-	FINALFUNC = dpml.gradient_final, PARALLEL = SAFE
-);
-COMMENT ON AGGREGATE dpml.gradient(bytea, float8[], jsonb) IS
-'sums of gradients and losses of weights over packed blocks; not private: the result carries no noise';
-
-CREATE AGGREGATE dpml.gram(block bytea) (
-	SFUNC = dpml.gram_step, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
-	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
-);
-COMMENT ON AGGREGATE dpml.gram(bytea) IS
-'sums of x x'' and y x over packed blocks; not private: the result carries no noise';
-
-CREATE AGGREGATE dpml.gram(block bytea, weights float8[], options jsonb) (
-	SFUNC = dpml.hessian_step, STYPE = bytea, COMBINEFUNC = dpml.gram_combine,
-	FINALFUNC = dpml.gram_final, PARALLEL = SAFE
-);
-COMMENT ON AGGREGATE dpml.gram(bytea, float8[], jsonb) IS
-'Hessian of the summed losses of weights over packed blocks; not private: the result carries no noise';
-
 CREATE AGGREGATE dpml.pack(block bytea) (
-	SFUNC = dpml.pack_step, STYPE = internal,
+	SFUNC = dpml.pack_transition, STYPE = internal,
 	FINALFUNC = dpml.pack_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
 );
 COMMENT ON AGGREGATE dpml.pack(bytea) IS 'one block of the rows of many, in the order they come';
+GRANT EXECUTE ON FUNCTION dpml.pack(bytea) TO dpml_curator;
 
--- Functions for the curator
+--
+-- Functions
+--
 
 CREATE FUNCTION dpml.encode(spec jsonb, r record) RETURNS bytea
 	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE COST 200 AS 'MODULE_PATHNAME', 'dpml_encode';
 COMMENT ON FUNCTION dpml.encode(jsonb, record) IS
-'a record as a block of one row, by a specification of its columns; no value of a row is an error';
+'a record as a block of one row, by a specification of its columns; no value of a row is an error
+It reads values as dpml.number(v) and dpml.numbers(array, length). See also: spec, pack.';
+GRANT EXECUTE ON FUNCTION dpml.encode(jsonb, record) TO dpml_curator;
 
 CREATE FUNCTION dpml.encode(spec jsonb, r record, starts_unit boolean) RETURNS bytea
 	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE COST 200 AS 'MODULE_PATHNAME', 'dpml_encode';
 COMMENT ON FUNCTION dpml.encode(jsonb, record, boolean) IS
 'a record as a block of one row that says whether the row is the first of its unit of privacy';
+GRANT EXECUTE ON FUNCTION dpml.encode(jsonb, record, boolean) TO dpml_curator;
 
 CREATE FUNCTION dpml.number(value "any") RETURNS float8
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_number';
 COMMENT ON FUNCTION dpml.number("any") IS
 'the number that dpml.encode reads a value of a numeric column as, before it is moved into the bounds';
+GRANT EXECUTE ON FUNCTION dpml.number("any") TO dpml_curator;
 
 CREATE FUNCTION dpml.numbers(value "any", length int4) RETURNS float8[]
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_numbers';
 COMMENT ON FUNCTION dpml.numbers("any", int4) IS
-'the numbers that dpml.encode reads from an array, null for an element that it leaves out; null for an array of another length';
+'the numbers that dpml.encode reads from an array, null for an element that it leaves out;
+null for an array of another length';
+GRANT EXECUTE ON FUNCTION dpml.numbers("any", int4) TO dpml_curator;
 
 CREATE FUNCTION dpml.pack(block bytea, capacity int4, max_bytes int4 DEFAULT 2147483647) RETURNS bytea
 	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'dpml_pack_window';
 COMMENT ON FUNCTION dpml.pack(bytea, int4, int4) IS
-'window function: at its first row a block of the next rows, at most capacity and within max_bytes, and where it can without cutting a unit; null at the others';
+'window function: at its first row a block of the next rows, at most capacity and within max_bytes, and where it can
+without cutting a unit; null at the others
+SELECT dpml.pack(dpml.encode(spec, t), capacity) OVER (ORDER BY ...) FROM t
+Passes over packed blocks are several times faster than passes over rows. Number them 0, 1, 2, ... for dpml.sgd_epoch.
+dpml.block_capacity(kind, n_features, n_values) is the capacity of one block; dpml.rows(block) and
+dpml.unpack(block) lead back to blocks of one row, or to x and y. See also: encode, spec.';
+GRANT EXECUTE ON FUNCTION dpml.pack(bytea, int4, int4) TO dpml_curator;
 
 CREATE FUNCTION dpml.rows(block bytea) RETURNS SETOF bytea
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_rows';
 COMMENT ON FUNCTION dpml.rows(bytea) IS 'the rows of a block, each as a block of one row';
+GRANT EXECUTE ON FUNCTION dpml.rows(bytea) TO dpml_curator;
 
 -- Every call draws from a key of its own, so workers need not agree on anything.
 CREATE FUNCTION dpml.poisson_steps(packed bytea, steps int4, sampling float8) RETURNS TABLE (step int4, block bytea, rows int4)
-	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_steps';
+	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_draws';
 COMMENT ON FUNCTION dpml.poisson_steps(bytea, int4, float8) IS
-'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row (unit); last an empty block, with how many rows there are';
+'for each row (unit) of a block the steps 1 .. steps that it is in, each with probability sampling, as blocks of one row
+(unit); last an empty block, with how many rows there are';
+GRANT EXECUTE ON FUNCTION dpml.poisson_steps(bytea, int4, float8) TO dpml_curator;
 
 CREATE FUNCTION dpml.unpack(block bytea) RETURNS TABLE (x float4[], y float4)
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_unpack';
 COMMENT ON FUNCTION dpml.unpack(bytea) IS 'the rows of a block as features and label';
+GRANT EXECUTE ON FUNCTION dpml.unpack(bytea) TO dpml_curator;
 
 CREATE FUNCTION dpml.whiten(block bytea, p float8[], norm float8) RETURNS bytea
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 2000 AS 'MODULE_PATHNAME', 'dpml_whiten';
 COMMENT ON FUNCTION dpml.whiten(bytea, float8[], float8) IS
 'the block with every row x as x norm / ||p x||; p is a symmetric matrix, row by row';
+GRANT EXECUTE ON FUNCTION dpml.whiten(bytea, float8[], float8) TO dpml_curator;
 
 CREATE FUNCTION dpml.block_capacity(kind text, n_features int4, n_values int4) RETURNS int4
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_block_capacity_sql';
@@ -797,59 +933,52 @@ COMMENT ON FUNCTION dpml.module_version() IS
 'version of the C module that this session has loaded; dpml doctor compares it with that of the SQL';
 
 -- Predictions, with the caller's own rights: for everyone who may read the model in dpml.models
-
 CREATE FUNCTION dpml.predict(model text, r record) RETURNS text
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict';
 COMMENT ON FUNCTION dpml.predict(text, record) IS
-'class that a model predicts for a record of raw columns; for regression the value as text';
+'class that a model predicts for a record of raw columns; for regression the value as text
+SELECT dpml.predict(''MODEL'', t) FROM t
+t is the row of raw columns, found by name; the label may be missing. ROW(a, b, ...) gives the columns in the
+order of the specification. Unknown, missing and outlying values are encoded as in training.
+See also: predict_value, predict_proba, label.';
 
 CREATE FUNCTION dpml.predict_value(model text, r record) RETURNS float8
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict_value';
 COMMENT ON FUNCTION dpml.predict_value(text, record) IS
-'decision value (binary), largest score (multiclass) or predicted value (regression)';
+'decision value (binary; above 0: the second class), largest score (multiclass) or predicted value (regression)';
 
 CREATE FUNCTION dpml.predict_proba(model text, r record) RETURNS float8[]
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_predict_proba';
 COMMENT ON FUNCTION dpml.predict_proba(text, record) IS
-'probabilities in the order of the model''s classes, for the losses logistic and softmax';
+'probabilities in the order of dpml.models.classes, for the losses logistic and softmax';
 
 CREATE FUNCTION dpml.label(model text, r record) RETURNS text
 	LANGUAGE C STABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_label';
 COMMENT ON FUNCTION dpml.label(text, record) IS
 'declared class that a record''s own label belongs to, null if none; for regression the label inside its bounds, as text';
 
+--
 -- Help
+--
+-- A topic is a guide, of which there are some here, or a function of dpml, whose comments are its help.
 
 CREATE FUNCTION dpml.help(topic text DEFAULT '') RETURNS text
-	LANGUAGE sql IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE
-RETURN CASE pg_catalog.lower(topic)
-WHEN 'train' THEN
+	LANGUAGE sql STABLE CALLED ON NULL INPUT PARALLEL SAFE
+BEGIN ATOMIC
+	WITH guide (topic, text) AS (VALUES
+('train',
 'Training is a command outside the server, which runs one SQL statement a pass:
   dpml plan  SPEC.toml --epsilon 1                 guarantee, noise and passes; reads no row
   dpml train SPEC.toml --epsilon 1 --name MODEL    charges dpml.ledger, trains, stores in dpml.models
   dpml inspect TABLE > SPEC.toml                   a specification to fill in
-The role needs dpml_curator and SELECT on the table, to plan SELECT alone. See also: spec, models, privacy, sgd_epoch.'
-WHEN 'predict' THEN
-'SELECT dpml.predict(''MODEL'', t) FROM t        the class, or a regression''s value, as text
-SELECT dpml.predict_value(''MODEL'', t) FROM t  score (above 0: the second class), largest score, or value
-SELECT dpml.predict_proba(''MODEL'', t) FROM t  probabilities in the order of dpml.models.classes
-SELECT dpml.label(''MODEL'', t) FROM t          the class of a row''s own label; null if it is not declared
-t is the row of raw columns, found by name; the label may be missing. ROW(a, b, ...) gives the columns in the
-order of the specification. Unknown, missing and outlying values are encoded as in training.'
-WHEN 'evaluate' THEN
+The role needs dpml_curator and SELECT on the table, to plan SELECT alone. See also: spec, models, privacy, sgd_epoch.'),
+('evaluate',
 'dpml evaluate MODEL --table T --public       rows are public: accuracy, confusion, AUC, calibration
 dpml evaluate MODEL --table T --owner        rows are private: the same for their owner alone, NOT PRIVATE
 dpml evaluate MODEL --table T --epsilon 0.1  rows are private: one noisy error, charged in dpml.ledger
 In SQL, on public rows:
-SELECT dpml.label(''MODEL'', t), dpml.predict(''MODEL'', t), count(*) FROM t GROUP BY 1, 2'
-WHEN 'sgd_epoch' THEN
-'One pass of stochastic gradient descent as an aggregate, for the curator. NOT PRIVATE: no charge, no noise by default.
-SELECT (r).* FROM (SELECT dpml.sgd_epoch(x, y, (SELECT w FROM start),
-  ''{"loss": "logistic", "step_size": 0.1}'' ORDER BY random()) AS r FROM t) s
-x float8[] has norm at most 1 (longer rows are shortened), y is -1 or 1, a number, or a class number from 0.
-Keep the subquery: (dpml.sgd_epoch(...)).* would run a pass for every column of the result.
-The form with blocks reads rows packed by dpml.pack. See also: options, loss, pack.'
-WHEN 'poisson' THEN
+SELECT dpml.label(''MODEL'', t), dpml.predict(''MODEL'', t), count(*) FROM t GROUP BY 1, 2'),
+('poisson',
 'SGD over Poisson batches: at every step each row (unit) is in with probability sampling, from a cryptographic
 generator. An empty batch is a step. The sum is divided by batch_size, whatever the batch has. Options as in the topic
 options, and steps, the steps of this pass; sampling, usually batch_size/n. Two forms of one distribution:
@@ -857,47 +986,20 @@ SELECT (r).* FROM (SELECT dpml.sgd_poisson(block_no, block, (SELECT e FROM start
   ''{"loss": "logistic", "step_size": 0.1, "steps": 100, "sampling": 0.01, "batch_size": 10}'' ORDER BY block_no) AS r
   FROM blocks) s                    holds all rows in memory: dpml.work_mem (1 GB) is the limit
 SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, (SELECT e FROM start), OPTIONS
-  ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'
-WHEN 'pack' THEN
-'Passes over packed blocks are several times faster than passes over rows.
-dpml.encode(spec, t)             a row as a block of one; it reads values as dpml.number(v), dpml.numbers(array, length)
-dpml.pack(block, capacity) OVER (ORDER BY ...)   window function: a block at every capacity rows, null between
-dpml.pack(block ORDER BY ...)    aggregate: one block of all
-dpml.block_capacity(kind, n_features, n_values)  rows for one block
-dpml.rows(block), dpml.unpack(block)             back to blocks of one row, or to x and y
-Number the blocks 0, 1, 2, ... for dpml.sgd_epoch. See also: spec.'
-WHEN 'loss' THEN
-'SELECT dpml.loss(x, y, weights, options) FROM t: mean loss plus lambda/2 ||weights||^2. NOT PRIVATE.
-logistic   ln(1 + exp(-y u)), y = -1 or 1
-huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
-squared    (u - y)^2 / 2, linear beyond a difference of clip
-softmax    -ln of the probability of class y = 0, 1, ...; classes is required
-logistic and huber_svm with classes train one model a class against all others.'
-WHEN 'gradient' THEN
-'Full-batch sums over packed blocks, in parallel plans too. NOT PRIVATE: no noise, no charge.
-SELECT (r).* FROM (SELECT dpml.gradient(block, (SELECT w FROM start), ''{"loss": "logistic"}'') AS r FROM blocks) s
-gradient, losses and rows are sums: not divided by n, no regulariser. Keep the subquery. Options, a JSON object:
-loss (required), classes, huber_h, clip, as in the topic options
-models (1, at most 64): weights hold so many models; the gradient is that of the first, losses has one sum each
-gradient (true), losses (true): what to compute; errors (false): count wrong rows in place of losses
-gradient_clip: bound on the norm of the derivatives in a row''s scores; loss_clip: bound on a row''s loss
-units: the most rows of a unit, as in options; unit_clip: bound on the gradient of a unit''s rows in one block
-dpml.gram(block): the sums xx of x x'' (upper triangle, row by row) and xy of y x; at most 2500 features
-dpml.gram(block, weights, options): the Hessian of logistic, huber_svm or squared; keys loss, huber_h, clip
-dpml.whiten(block, p, norm): every row x as x norm / ||p x||, p a symmetric matrix. See also: pack, loss.'
-WHEN 'options' THEN
+  ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'),
+('options',
 'Keys of the options of dpml.sgd_epoch, dpml.loss and dpml.sgd_poisson, a JSON object:
-loss (required), classes, huber_h (0.1), clip: the loss; clip bounds its derivative
+loss (required), classes, huber_h (0.5), clip: the loss; clip bounds its derivative
 lambda (0), radius: L2 regulariser, and the ball that weights are kept in
 batch_size (1), schedule (constant), step_size, exponent (0.5), rows: the steps; rows is n, for n^c and 1/sqrt(n)
 schedules: constant, decreasing, sqrt_decreasing, strongly_convex (needs lambda), inverse_sqrt
 average_from: first step whose weights enter the average; features; clip_rows (true); capped (true): steps
 at most 1/(smoothness + lambda)
-units: the most rows of a unit of privacy, where blocks say which rows make one and batches count them
+max_rows_per_unit: the most rows of a unit of privacy, where blocks say which rows make one and batches count them
 noise (none): gaussian or k-norm, fresh in every step, of noise_scale on the sum of a batch''s gradients
 gradient_clip: bound on the norm of the derivatives in a row''s scores; momentum (0): share of the last step kept
-steps, sampling: see the topic poisson'
-WHEN 'spec' THEN
+steps, sampling: see the topic poisson'),
+('spec',
 '{"columns": [{"name": "age", "kind": "numeric", "lower": 17, "upper": 90, "scale": "center", "log1p": false},
   {"name": "ok", "kind": "boolean"}, {"name": "work", "kind": "category", "levels": ["a", "b"]},
   {"name": "pixels", "kind": "array", "length": 784, "lower": 0, "upper": 255, "scale": "zero_based"}],
@@ -906,8 +1008,8 @@ WHEN 'spec' THEN
 scale: center, zero_based, or standard with mean and sd; norm: normalize or clip; format: dense or csr;
 label kinds: binary, classes (with classes), number (with lower and upper). dpml writes it from SPEC.toml.
 An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. Beside
-"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.'
-WHEN 'models' THEN
+"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.'),
+('models',
 'dpml.models holds the released models: name, task, classes, weights, whitening, encoder, privacy, training, charge.
 A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.
 SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
@@ -916,14 +1018,14 @@ A model belongs to the role that trained or requested it. Members of dpml_analys
 roles, and those granted to one: dpml grant MODEL bob | revoke MODEL bob; in SQL, where public is every role,
 UPDATE dpml.models SET granted_to = ''{bob,carol}'' WHERE name = ''MODEL''
 Members of dpml_curator see, grant and drop every model. To all others a model that they may not see does not exist.
-SELECT dpml.drop_model(''MODEL'') is dpml drop. dpml.module_version() is the version of the C module, for dpml doctor.'
-WHEN 'ledger' THEN
+SELECT dpml.drop_model(''MODEL'') is dpml drop. dpml.module_version() is the version of the C module, for dpml doctor.'),
+('ledger',
 'dpml.ledger lists what every private run and evaluation spent; entries are written before a row is read, and stay.
-SELECT dataset, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY dataset;
+SELECT table_name, count(*), sum(epsilon) AS epsilon, sum(delta) AS delta FROM dpml.ledger GROUP BY table_name;
 Runs on the same rows add up; dpml budget open DATASET --epsilon E --table TABLE sets a limit, in dpml.budgets.
 dpml budget show | history | close DATASET; SELECT * FROM dpml.budgets_on(ARRAY[''TABLE''::regclass]::oid[]).
-Direct calls of the aggregates are not in it, and are not private.'
-WHEN 'requests' THEN
+Direct calls of the aggregates are not in it, and are not private.'),
+('requests',
 'Models of tables that you may not read. Their owner registers a data set, which has a budget, and runs the service:
 dpml dataset register NAME SPEC.toml --role ROLE    and then, under the same role:    dpml serve
 Members of ROLE with dpml_analyst ask for models, and own them:
@@ -933,158 +1035,53 @@ SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); doe
 CALL goes in autocommit mode only (by dpml.require_autocommit()), and a request is seen once it is committed.
 What is committed is run and charged, even if the session ends.
 privacy: epsilon, delta, relation. training: method and its options, as in the topic train; of bolt-on with lambda the
-default is solver sgd, unless the data set has allow_certified.'
-WHEN 'privacy' THEN
+default is solver sgd, unless the data set has allow_certified.'),
+('privacy',
 'A model of (epsilon, delta) changes the odds of any claim about one row by at most a factor e^epsilon, except with
 probability delta, whatever else an attacker knows. From even odds: epsilon 0.1 to 52.5 %, 1 to 73.1 %, 3 to 95.3 %.
 replace_one: the values of one row change. add_remove: one row is blanked out. The number of rows is public.
-Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.'
-ELSE
-'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics
-train, predict, evaluate, sgd_epoch, poisson, gradient, pack, loss, options, spec, models, ledger, requests, privacy'
+Bounds and levels must come from the meaning of a column, never from its rows. Every rule: privacy/README.md.')
+	), function (topic, kind, text) AS (
+		SELECT p.proname, p.prokind, pg_catalog.format(E'dpml.%s(%s)\n%s', p.proname,
+			pg_catalog.pg_get_function_arguments(p.oid), pg_catalog.obj_description(p.oid, 'pg_proc'))
+		FROM pg_catalog.pg_proc AS p
+		WHERE p.pronamespace = 'dpml'::pg_catalog.regnamespace AND p.prorettype <> 'pg_catalog.trigger'::pg_catalog.regtype
+			AND NOT EXISTS (SELECT FROM pg_catalog.pg_aggregate AS a
+				WHERE p.oid IN (a.aggtransfn, a.aggcombinefn, a.aggfinalfn))
+	), found (text) AS (
+		SELECT g.text FROM guide AS g WHERE g.topic = pg_catalog.lower(help.topic)
+		UNION ALL
+		SELECT pg_catalog.string_agg(f.text, E'\n' ORDER BY f.text) FROM function AS f
+		WHERE f.topic = pg_catalog.lower(help.topic)
+	)
+	SELECT coalesce((SELECT pg_catalog.string_agg(f.text, E'\n') FROM found AS f), pg_catalog.format(
+E'pg_dpml: differentially private machine learning. SELECT dpml.help(TOPIC) with one of the topics\n%s\n'
+'or with an aggregate\n%s\nor another function\n%s',
+		(SELECT pg_catalog.string_agg(g.topic, ', ') FROM guide AS g),
+		(SELECT pg_catalog.string_agg(DISTINCT f.topic, ', ') FROM function AS f WHERE f.kind = 'a'),
+		(SELECT pg_catalog.regexp_replace(pg_catalog.string_agg(DISTINCT f.topic, ', '), '(.{1,110}), ', E'\\1,\n', 'g')
+			FROM function AS f WHERE f.kind <> 'a')));
 END;
 COMMENT ON FUNCTION dpml.help(text) IS 'how to use the extension, by topic; without one, the topics';
 
--- Privileges
+--
+-- PUBLIC
+--
+-- PostgreSQL opens every new function to everybody, and an administrator's default privileges may open more. These are
+-- the only objects of dpml that stay open.
 
-REVOKE ALL ON FUNCTION
-	dpml.sgd_rows_step(internal, float8[], float8, float8[], jsonb),
-	dpml.sgd_blocks_step(internal, int4, bytea, dpml.epoch, jsonb),
-	dpml.sgd_final(internal),
-	dpml.sgd_poisson_step(internal, int4, bytea, dpml.epoch, jsonb),
-	dpml.sgd_poisson_final(internal),
-	dpml.sgd_poisson_steps_step(internal, int4, bytea, int4, dpml.epoch, jsonb),
-	dpml.sgd_poisson_steps_final(internal),
-	dpml.loss_rows_step(internal, float8[], float8, float8[], jsonb),
-	dpml.loss_blocks_step(internal, bytea, float8[], jsonb),
-	dpml.loss_final(internal),
-	dpml.gradient_step(bytea, bytea, float8[], jsonb),
-	dpml.gradient_combine(bytea, bytea),
-	dpml.gradient_final(bytea),
-	dpml.gram_step(bytea, bytea),
-	dpml.hessian_step(bytea, bytea, float8[], jsonb),
-	dpml.gram_combine(bytea, bytea),
-	dpml.gram_final(bytea),
-	dpml.pack_step(internal, bytea),
-	dpml.pack_final(internal),
-	dpml.sgd_epoch(float8[], float8, float8[], jsonb),
-	dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
-	dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb),
-	dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb),
-	dpml.loss(float8[], float8, float8[], jsonb),
-	dpml.loss(bytea, float8[], jsonb),
-	dpml.gradient(bytea, float8[], jsonb),
-	dpml.gram(bytea),
-	dpml.gram(bytea, float8[], jsonb),
-	dpml.whiten(bytea, float8[], float8),
-	dpml.pack(bytea),
-	dpml.pack(bytea, int4, int4),
-	dpml.encode(jsonb, record),
-	dpml.encode(jsonb, record, boolean),
-	dpml.number("any"),
-	dpml.numbers("any", int4),
-	dpml.rows(bytea),
-	dpml.poisson_steps(bytea, int4, float8),
-	dpml.unpack(bytea),
-	dpml.append_only(),
-	dpml.budgets_on(oid[]),
-	dpml.check_budget(),
-	dpml.check_budget_entry(),
-	dpml.check_budget_relation(),
-	dpml.hold_extension(),
-	dpml.carry_out_drop(),
-	dpml.check_request(),
-	dpml.drop_model(text),
-	dpml.request(text, text, jsonb),
-	dpml.require_autocommit()
-FROM PUBLIC;
-REVOKE ALL ON PROCEDURE dpml.train(text, text, jsonb) FROM PUBLIC;
-REVOKE ALL ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.budget_relations, dpml.budget_turn, dpml.models, dpml.drops, dpml.datasets,
-	dpml.requests FROM PUBLIC;
-REVOKE ALL ON SCHEMA dpml_work FROM PUBLIC;
+REVOKE ALL ON SCHEMA dpml FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA dpml FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA dpml FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA dpml FROM PUBLIC;
+
 GRANT USAGE ON SCHEMA dpml TO PUBLIC;
-
--- Roles belong to the cluster: they may exist already, and outlive the extension.
-DO $$
-DECLARE
-	missing name;
-BEGIN
-	FOREACH missing IN ARRAY ARRAY['dpml_curator', 'dpml_analyst']::name[] LOOP
-		CONTINUE WHEN EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = missing);
-		BEGIN
-			EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN', missing);
-		EXCEPTION
-			WHEN insufficient_privilege THEN
-				RAISE NOTICE 'role "%" does not exist and cannot be created without CREATEROLE', missing
-					USING HINT = 'Have it created, then drop and create the extension again, or grant by hand.';
-			WHEN duplicate_object OR unique_violation THEN
-				NULL;
-		END;
-	END LOOP;
-
-	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_curator') THEN
-		GRANT EXECUTE ON FUNCTION
-			dpml.sgd_epoch(float8[], float8, float8[], jsonb),
-			dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb),
-			dpml.sgd_poisson(int4, bytea, dpml.epoch, jsonb),
-			dpml.sgd_poisson_steps(int4, bytea, int4, dpml.epoch, jsonb),
-			dpml.loss(float8[], float8, float8[], jsonb),
-			dpml.loss(bytea, float8[], jsonb),
-			dpml.gradient(bytea, float8[], jsonb),
-			dpml.gram(bytea),
-			dpml.gram(bytea, float8[], jsonb),
-			dpml.whiten(bytea, float8[], float8),
-			dpml.pack(bytea),
-			dpml.pack(bytea, int4, int4),
-			dpml.encode(jsonb, record),
-			dpml.encode(jsonb, record, boolean),
-			dpml.number("any"),
-			dpml.numbers("any", int4),
-			dpml.rows(bytea),
-			dpml.poisson_steps(bytea, int4, float8),
-			dpml.unpack(bytea)
-		TO dpml_curator;
-		-- Who charged, when, and under which number is not the curator's to say.
-		GRANT SELECT ON TABLE dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.budget_relations, dpml.budget_turn
-			TO dpml_curator;
-		GRANT EXECUTE ON FUNCTION dpml.budgets_on(oid[]) TO dpml_curator;
-		GRANT INSERT (dataset, rule, epsilon, delta, relation, unit, tables, min_epsilon, min_delta, max_delta,
-				loss_limit, delta_limit, shared),
-			-- Also to lock the row while a charge is made; check_budget refuses the update of one that was charged.
-			UPDATE (rule, epsilon, delta, relation, unit, tables, min_epsilon, min_delta, max_delta,
-				loss_limit, delta_limit, shared)
-			ON TABLE dpml.budgets TO dpml_curator;
-		GRANT INSERT (dataset, turn, request, charge, loss, delta, terms) ON TABLE dpml.budget_entries TO dpml_curator;
-		GRANT INSERT (dataset, relation, listed) ON TABLE dpml.budget_relations TO dpml_curator;
-		GRANT UPDATE (turn) ON TABLE dpml.budget_turn TO dpml_curator;
-		GRANT INSERT (dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism)
-			ON TABLE dpml.ledger TO dpml_curator;
-		CREATE POLICY curator ON dpml.models TO dpml_curator USING (true);
-		COMMENT ON POLICY curator ON dpml.models IS 'curators keep the models of everybody';
-		GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_curator;
-		GRANT INSERT (model) ON TABLE dpml.drops TO dpml_curator;
-		GRANT EXECUTE ON FUNCTION dpml.drop_model(text) TO dpml_curator;
-		GRANT INSERT (name, owner, method, private, task, loss, classes, weights, whitening, n_features, encoder,
-				privacy, training, charge)
-			ON TABLE dpml.models TO dpml_curator;
-		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_curator;
-		GRANT INSERT (name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes,
-				allow_certified),
-			UPDATE (role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, max_delta, max_passes,
-				allow_certified, offered)
-			ON TABLE dpml.datasets TO dpml_curator;
-		GRANT UPDATE (state, message, charge) ON TABLE dpml.requests TO dpml_curator;
-		GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
-	END IF;
-	IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'dpml_analyst') THEN
-		GRANT SELECT ON TABLE dpml.datasets, dpml.requests TO dpml_analyst;
-		GRANT INSERT (dataset, model, options) ON TABLE dpml.requests TO dpml_analyst;
-		GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb), dpml.require_autocommit() TO dpml_analyst;
-		GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
-		-- Of models that they own, or for SELECT were granted: see the policies.
-		GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;
-		GRANT INSERT (model) ON TABLE dpml.drops TO dpml_analyst;
-		GRANT EXECUTE ON FUNCTION dpml.drop_model(text) TO dpml_analyst;
-	END IF;
-END
-$$;
+GRANT EXECUTE ON FUNCTION
+	dpml.block_capacity(text, int4, int4),
+	dpml.help(text),
+	dpml.label(text, record),
+	dpml.module_version(),
+	dpml.predict(text, record),
+	dpml.predict_proba(text, record),
+	dpml.predict_value(text, record)
+TO PUBLIC;

@@ -17,7 +17,7 @@ from pg_dpml.errors import SpecError
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 from sqltools import FloatArray, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml import replay
+import replay
 from pg_dpml.blocks.blocks import GradientSums, GramSums
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.methods.plan import Plan
+from pg_dpml.training.plan import Plan
 
 
 def symmetric(triangle: FloatArray, size: int) -> FloatArray:
@@ -29,10 +29,10 @@ def split(options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
     loss = Loss(
         given.pop("loss"),
         n_classes=given.pop("classes", 1),
-        huber_h=given.pop("huber_h", 0.1),
+        huber_h=given.pop("huber_h", 0.5),
         clip=given.pop("clip", math.inf),
     )
-    given.pop("units", None)
+    given.pop("max_rows_per_unit", None)
     return loss, given
 
 
@@ -60,7 +60,7 @@ class KernelBlocks:
 
 
 class KernelJob:
-    """What methods ask of `pg_dpml.methods.job.Job`."""
+    """What methods ask of `pg_dpml.training.job.Job`."""
 
     def __init__(self, plan: Plan, blocks: list[bytes]) -> None:
         self.plan = plan

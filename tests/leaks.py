@@ -29,14 +29,14 @@ from pg_dpml import cli
 from pg_dpml.blocks.blocks import Blocks, GradientSums, GramSums
 from pg_dpml.database.session import Session
 from pg_dpml.kernels import Noise
-from pg_dpml.methods import certified
-from pg_dpml.methods import minimise as minimiser
-from pg_dpml.methods.job import Job
-from pg_dpml.methods.minimise import Gradient
-from pg_dpml.methods.plan import Plan
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.noise import output
+from pg_dpml.training import certified
+from pg_dpml.training import minimise as minimiser
+from pg_dpml.training.job import Job
+from pg_dpml.training.minimise import Gradient
+from pg_dpml.training.plan import Plan
+from pg_dpml.training.sgd import Sgd
 
 FloatArray = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint64]

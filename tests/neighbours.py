@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pg_dpml import kernels, replay
+import replay
+from pg_dpml import kernels
 from pg_dpml.kernels import Loss, Schedule
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy.noise import output
 from pg_dpml.spec.relation import Relation
+from pg_dpml.training.sgd import Sgd
 
 FloatArray = npt.NDArray[np.float64]
 Order = npt.NDArray[np.intp]
@@ -127,7 +128,7 @@ def final_model(run: Sgd, table: Table, orders: Sequence[Order], *, as_rows: boo
             "average": average,
             "steps": steps,
             "average_from": run.average_from,
-            "units": run.max_rows_per_unit is not None,
+            "by_unit": run.max_rows_per_unit is not None,
         }
         x, y = table.x[order], table.y[order]
         starts = None if table.starts is None else table.starts[order]

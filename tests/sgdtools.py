@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import oracles
-from pg_dpml import replay
+import replay
 from pg_dpml.kernels import Loss
 
 N_ROWS = 115

@@ -104,7 +104,7 @@ def epoch(
     return numbers(weights), None if average is None else numbers(average), steps, rows
 
 
-def smoothness(loss: str, h: float = 0.1) -> float:
+def smoothness(loss: str, h: float = 0.5) -> float:
     """Beta of a data loss."""
     known = {"logistic": 0.25, "huber_svm": 1 / (2 * h), "squared": 1.0, "softmax": 0.5}
     return known[loss]
@@ -112,7 +112,7 @@ def smoothness(loss: str, h: float = 0.1) -> float:
 
 def max_step(options: Options) -> float:
     """The cap of every step."""
-    beta = smoothness(options["loss"], options.get("huber_h", 0.1))
+    beta = smoothness(options["loss"], options.get("huber_h", 0.5))
     return 1 / (beta + float(options.get("lambda", 0.0)))
 
 

@@ -7,35 +7,44 @@ setup.py names `ffibuilder`.  For development, without an installation,
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
 from cffi import FFI
 
-# In an order in which every type is declared before its use.
-HEADERS = (
-    *("status", "block", "loss", "schedule", "noise", "sgd", "poisson", "sums", "gradient", "gram", "whiten"),
-    *("sensitivity", "encode"),
-)
+_ROOT = Path(__file__).resolve().parent.parent
 
-# As in udas/Makefile.  Without contraction a replay agrees bit for bit with a pass in the server.
-COMPILE_ARGS = [
-    "-std=gnu99",
-    "-O3",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
-]
+# Those of the server module.  Without contraction a replay agrees bit for bit with a pass in the server.
+COMPILE_ARGS = (_ROOT / "udas" / "compile_flags.txt").read_text(encoding="utf-8").split()
+
+
+def headers(kernels: Path) -> list[str]:
+    """Names of the headers that declare kernels, each after those it includes.
+
+    These are the header of every C file and what it includes. The other headers
+    are inline code for the C files.
+    """
+    ordered: list[str] = []
+
+    def add(name: str) -> None:
+        if name not in ordered:
+            text = (kernels / name).read_text(encoding="utf-8")
+            for included in re.findall(r'^#include "(.+)"$', text, re.MULTILINE):
+                add(included)
+            ordered.append(name)
+
+    for source in sorted(kernels.glob("*.c")):
+        add(f"{source.stem}.h")
+    return ordered
 
 
 def declarations(kernels: Path) -> str:
-    """What the headers declare, without their preprocessor lines."""
+    """Text of the headers in their order, without their preprocessor lines."""
     lines: list[str] = []
-    for name in HEADERS:
-        text = (kernels / f"{name}.h").read_text(encoding="utf-8")
+    for name in headers(kernels):
+        text = (kernels / name).read_text(encoding="utf-8")
         lines += (line for line in text.splitlines() if not line.startswith("#"))
     return "\n".join(lines)
 
@@ -51,7 +60,7 @@ def make_builder(root: Path, prefix: Path) -> FFI:
     builder.cdef(declarations(kernels))
     builder.set_source(
         "pg_dpml._kernels",
-        "\n".join(f'#include "{name}.h"' for name in HEADERS),
+        "\n".join(f'#include "{name}"' for name in headers(kernels)),
         sources=[str(prefix / "udas" / "kernels" / source.name) for source in sorted(kernels.glob("*.c"))],
         include_dirs=[str(prefix / "udas" / "kernels")],
         depends=[str(prefix / "udas" / "kernels" / header.name) for header in sorted(kernels.glob("*.h"))],
@@ -73,7 +82,6 @@ def build_in_place(root: Path) -> Path:
     return target
 
 
-_ROOT = Path(__file__).resolve().parent.parent
 ffibuilder = make_builder(_ROOT, Path())
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* Typed reading of a JSON object.  A JSON null counts as an absent key. */
-#include "dpml.h"
+#include "json.h"
 
 #include <math.h>
 
 #include "utils/builtins.h"
 #include "utils/numeric.h"
+
+#include "kernels/block.h"
 
 void
 dpml_json_open(DpmlJson *json, JsonbContainer *object, const char *where)
@@ -18,7 +20,7 @@ dpml_json_open(DpmlJson *json, JsonbContainer *object, const char *where)
 				 errmsg("%s must be a JSON object", where)));
 }
 
-/* Refuse the first key that is not in the list, and say which ones are. */
+/* Reject the first key that is not in the list, and say which ones are. */
 void
 dpml_json_check_keys(const DpmlJson *json, const char *const *keys, int n_keys)
 {
@@ -52,7 +54,7 @@ dpml_json_check_keys(const DpmlJson *json, const char *const *keys, int n_keys)
 }
 
 void
-dpml_json_refuse(const DpmlJson *json, const char *key, const char *domain)
+dpml_json_reject(const DpmlJson *json, const char *key, const char *domain)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -66,7 +68,7 @@ dpml_json_find(const DpmlJson *json, const char *key, JsonbValue *value)
 		value->type != jbvNull;
 }
 
-/* The number at a key; leaves *out alone and says false if there is none. */
+/* The number at a key in *out; false, with *out unchanged, where the key is absent. */
 bool
 dpml_json_number(const DpmlJson *json, const char *key, const DpmlDomain *domain, double *out)
 {
@@ -76,11 +78,11 @@ dpml_json_number(const DpmlJson *json, const char *key, const DpmlDomain *domain
 	if (!dpml_json_find(json, key, &value))
 		return false;
 	if (value.type != jbvNumeric)
-		dpml_json_refuse(json, key, domain->text);
+		dpml_json_reject(json, key, domain->text);
 	x = DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(value.val.numeric)));
 	if (!isfinite(x) || x > domain->high || x < domain->low ||
 		(domain->low_open && x == domain->low) || (domain->integer && x != floor(x)))
-		dpml_json_refuse(json, key, domain->text);
+		dpml_json_reject(json, key, domain->text);
 	*out = x;
 	return true;
 }
@@ -93,7 +95,7 @@ dpml_json_bool(const DpmlJson *json, const char *key, bool absent)
 	if (!dpml_json_find(json, key, &value))
 		return absent;
 	if (value.type != jbvBool)
-		dpml_json_refuse(json, key, "true or false");
+		dpml_json_reject(json, key, "true or false");
 	return value.val.boolean;
 }
 
@@ -125,11 +127,11 @@ dpml_json_text(const DpmlJson *json, const char *key, bool scalar)
 		return NULL;
 	text = scalar || value.type == jbvString ? dpml_json_scalar_text(&value) : NULL;
 	if (text == NULL)
-		dpml_json_refuse(json, key, scalar ? "a string, a number or a boolean" : "a string");
+		dpml_json_reject(json, key, scalar ? "a string, a number or a boolean" : "a string");
 	return text;
 }
 
-/* Index of the string at a key among the names; absent if there is none, where -1 makes the key required. */
+/* Index, among the names, of the string at a key.  Where the key is absent: `absent`, or an error if that is -1. */
 int
 dpml_json_choice(const DpmlJson *json, const char *key, const char *const *names, int n_names, int absent)
 {
@@ -148,7 +150,7 @@ dpml_json_choice(const DpmlJson *json, const char *key, const char *const *names
 	initStringInfo(&list);
 	for (int i = 0; i < n_names; i++)
 		appendStringInfo(&list, "%s\"%s\"", i == 0 ? "one of " : ", ", names[i]);
-	dpml_json_refuse(json, key, list.data);
+	dpml_json_reject(json, key, list.data);
 }
 
 /* The array of scalars at a key as texts; 0 if absent. */
@@ -164,17 +166,17 @@ dpml_json_texts(const DpmlJson *json, const char *key, int minimum, char ***out)
 	if (!dpml_json_find(json, key, &value))
 		return 0;
 	if (value.type != jbvBinary || !JsonContainerIsArray(value.val.binary.data))
-		dpml_json_refuse(json, key, domain);
+		dpml_json_reject(json, key, domain);
 	array = value.val.binary.data;
 	n = JsonContainerSize(array);
 	if (n < minimum || n > DPML_MAX_FEATURES)
-		dpml_json_refuse(json, key, domain);
+		dpml_json_reject(json, key, domain);
 	*out = palloc(sizeof(char *) * Max(n, 1));
 	for (int i = 0; i < n; i++)
 	{
 		(*out)[i] = dpml_json_scalar_text(getIthJsonbValueFromContainer(array, i));
 		if ((*out)[i] == NULL)
-			dpml_json_refuse(json, key, domain);
+			dpml_json_reject(json, key, domain);
 	}
 	return n;
 }

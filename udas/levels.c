@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * Which declared level a value is.  Levels are texts; a table is built once
+ * Lookup of the declared level that a value is.  Levels are texts; a table is built once
  * for the type of a column, with keys that values of the type can be compared
  * to byte by byte: the text itself, an int8, a float8, the shortest decimal
  * text of a numeric, an enum's OID or the days of a date.
  */
-#include "dpml.h"
+#include "levels.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -20,6 +20,8 @@
 #include "utils/lsyscache.h"
 #include "utils/numeric.h"
 #include "utils/syscache.h"
+
+#include "numbers.h"
 
 typedef enum KeyKind
 {
@@ -93,11 +95,11 @@ length_without_blanks(const char *data, int length)
 	return length;
 }
 
-/* Of a level that is a number: with these, numeric holds it whole. */
+/* Limits of a level that is a number: numeric holds every number within them exactly. */
 #define LONGEST_DECIMAL 10000
 #define LARGEST_EXPONENT 6000
 
-/* Whether a text is a decimal number, with blanks around it or without, and neither longer than a level may be. */
+/* True for a decimal number, with or without blanks around it, within the limits above. */
 static bool
 is_decimal(const char *text)
 {

@@ -20,6 +20,8 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
+#include "support.h"
+
 static const char *const model_query =
 "SELECT task, loss, classes, weights, n_features, encoder, whitening"
 " FROM dpml.models WHERE name OPERATOR(pg_catalog.=) $1";
@@ -28,7 +30,7 @@ static const char *const model_query =
 static const char *const task_names[] = {"binary", "multiclass", "regression"};
 
 static void
-refuse_model(const DpmlModel *model, const char *detail)
+reject_model(const DpmlModel *model, const char *detail)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_DATA_CORRUPTED),
@@ -48,7 +50,7 @@ take_classes(DpmlModel *model, Datum value)
 	for (int i = 0; i < model->n_classes; i++)
 	{
 		if (nulls[i])
-			refuse_model(model, "A class is null.");
+			reject_model(model, "A class is null.");
 		model->classes[i] = DatumGetTextPCopy(items[i]);
 	}
 }
@@ -60,16 +62,16 @@ check_model(const DpmlModel *model, const DpmlSpec *spec, Size n_weights, int32 
 	DpmlLabelKind kind = spec->label_kind;
 
 	if (n_features != spec->encoder.n_features)
-		refuse_model(model, "The encoder makes another number of features.");
+		reject_model(model, "The encoder makes another number of features.");
 	if (n_weights != (Size) model->n_outputs * (Size) n_features)
-		refuse_model(model, "The number of weights does not fit features and classes.");
+		reject_model(model, "The number of weights does not fit features and classes.");
 	if (model->task == DPML_TASK_BINARY && (model->n_classes != 2 || kind != DPML_LABEL_BINARY))
-		refuse_model(model, "A binary model needs two classes and a binary label.");
+		reject_model(model, "A binary model needs two classes and a binary label.");
 	if (model->task == DPML_TASK_MULTICLASS &&
 		(model->n_classes < 2 || kind != DPML_LABEL_CLASSES || spec->label_levels.n != model->n_classes))
-		refuse_model(model, "A multiclass model needs the classes of its label.");
+		reject_model(model, "A multiclass model needs the classes of its label.");
 	if (model->task == DPML_TASK_REGRESSION && kind != DPML_LABEL_NUMBER)
-		refuse_model(model, "A regression model needs the bounds of its label.");
+		reject_model(model, "A regression model needs the bounds of its label.");
 }
 
 /* Check a whitening matrix, and keep it if scores will be divided by its norms. */
@@ -81,14 +83,14 @@ take_whitening(DpmlModel *model, Datum value, int32 n_features, bool keep)
 	const double *p = (const double *) ARR_DATA_PTR(array);
 
 	if (ARR_ELEMTYPE(array) != FLOAT8OID || ARR_NDIM(array) != 1 || (Size) ARR_DIMS(array)[0] != n_values)
-		refuse_model(model, psprintf("The whitening must be a flat array of %zu float8, the square of n_features.",
+		reject_model(model, psprintf("The whitening must be a flat array of %zu float8, the square of n_features.",
 									 n_values));
 	if (array_contains_nulls(array))
-		refuse_model(model, "The whitening contains a null.");
+		reject_model(model, "The whitening contains a null.");
 	for (Size i = 0; i < n_values; i++)
 	{
 		if (!isfinite(p[i]))
-			refuse_model(model, "The whitening contains a number that is not finite.");
+			reject_model(model, "The whitening contains a number that is not finite.");
 	}
 	if (keep)
 	{
@@ -113,15 +115,15 @@ fill_model(DpmlModel *model, DpmlUse use)
 
 	heap_deform_tuple(tuple, desc, values, nulls);
 	if (nulls[0] || nulls[1] || nulls[3] || nulls[4] || nulls[5])
-		refuse_model(model, "A column is null.");
+		reject_model(model, "A column is null.");
 	task = TextDatumGetCString(values[0]);
 	while ((int) model->task < (int) lengthof(task_names) && strcmp(task, task_names[model->task]) != 0)
 		model->task++;
 	if ((int) model->task == (int) lengthof(task_names))
-		refuse_model(model, "The task is unknown.");
+		reject_model(model, "The task is unknown.");
 	model->loss = TextDatumGetCString(values[1]);
 	if (model->task != DPML_TASK_REGRESSION && nulls[2])
-		refuse_model(model, "The classes are null.");
+		reject_model(model, "The classes are null.");
 	if (model->task != DPML_TASK_REGRESSION)
 		take_classes(model, values[2]);
 	model->n_outputs = model->task == DPML_TASK_MULTICLASS ? model->n_classes : 1;

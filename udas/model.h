@@ -3,7 +3,9 @@
 #ifndef DPML_MODEL_H
 #define DPML_MODEL_H
 
-#include "dpml.h"
+#include "compat.h"
+
+#include "reader.h"
 
 typedef enum DpmlTask
 {
@@ -28,7 +30,7 @@ typedef struct DpmlModel
 	DpmlReader *reader;
 } DpmlModel;
 
-/* What a call site asks of its models; one asks the same of all. */
+/* Use of models at a call site, the same for all models it uses. */
 typedef enum DpmlUse
 {
 	DPML_USE_CLASSES,			/* classes, or a regression's value: a classifier's whitening is checked, not kept */

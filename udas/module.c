@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* What loading the module does: it defines the settings. Which version it is. And where a procedure may commit. */
-#include "dpml.h"
+/* The module as a whole: its settings, its version, and where a procedure may commit. */
+#include "module.h"
+
+#include "compat.h"
 
 #include <limits.h>
 
@@ -9,8 +11,10 @@
 #include "utils/builtins.h"
 #include "utils/guc.h"
 
-/* That of pg_dpml.control: a server can have the SQL of one version and the module of another. */
-#define DPML_VERSION "0.1.0"
+/* The build defines it as pg_dpml.control says.  A server can have the SQL of one version and the module of another. */
+#ifndef DPML_VERSION
+#error "define DPML_VERSION, the default_version of pg_dpml.control"
+#endif
 
 PG_MODULE_MAGIC;
 

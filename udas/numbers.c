@@ -4,7 +4,7 @@
  * numeric uses the conversion that cannot overflow.  A date is its days, a
  * timestamp its seconds since 2000-01-01.
  */
-#include "dpml.h"
+#include "numbers.h"
 
 #include <math.h>
 
@@ -12,6 +12,7 @@
 #include "catalog/dependency.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/date.h"
 #include "utils/lsyscache.h"
@@ -81,7 +82,7 @@ from_timestamp(Datum value)
 	return TIMESTAMP_IS_NOEND(timestamp) ? HUGE_VAL : (double) timestamp / USECS_PER_SEC;
 }
 
-/* How to read a base type as a number; NULL if it is none. */
+/* Function that reads a base type as a number; NULL if the type has no numbers. */
 DpmlToNumber
 dpml_number_reader(Oid type)
 {
@@ -111,7 +112,7 @@ dpml_number_reader(Oid type)
 	}
 }
 
-/* Whether a type is pgvector's.  By its names: nothing of pgvector is needed to build or run without it. */
+/* True for pgvector's type, known by its names: neither the build nor a server without pgvector needs anything of it. */
 static bool
 is_pgvector(Oid type)
 {
@@ -181,7 +182,7 @@ read_plain(const DpmlArrayReader *reader, const void *data)
 	}
 }
 
-/* What pgvector stores, since its version 0.1 on disk. */
+/* Layout of a value of pgvector on disk, since its version 0.1. */
 typedef struct PgVector
 {
 	int32		vl_len_;

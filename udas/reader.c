@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * The values of a record, as a specification wants them.
+ * Values of a record, read as a specification says.
  *
  * Kept for the whole query: the parsed specification and the scratch arrays,
  * in the context of the reader; and where the columns are in the record, for
@@ -8,7 +8,7 @@
  * Values live in the caller's per-row context.  Which errors there are depends
  * on the specification and the row type, never on a row.
  */
-#include "dpml.h"
+#include "reader.h"
 
 #include <math.h>
 
@@ -18,11 +18,15 @@
 #include "utils/memutils.h"
 #include "utils/typcache.h"
 
+#include "levels.h"
+#include "numbers.h"
+#include "support.h"
+
 /* In place of a field's number: how many fields of a record have its name. */
 #define NONE (-1)
 #define SEVERAL (-2)
 
-/* Where a column of the specification is, and how to read it. */
+/* Place of a column in the record, and how to read it. */
 typedef struct Field
 {
 	int			attribute;		/* from 0; NONE or SEVERAL (label only) */
@@ -90,7 +94,7 @@ find_attribute(TupleDesc desc, const char *name)
 }
 
 static void
-refuse_several(const char *name)
+reject_several(const char *name)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_AMBIGUOUS_COLUMN),
@@ -99,7 +103,7 @@ refuse_several(const char *name)
 }
 
 static void
-refuse_type(const char *what, const char *name, Oid type, const char *allowed)
+reject_type(const char *what, const char *name, Oid type, const char *allowed)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_DATATYPE_MISMATCH),
@@ -123,16 +127,16 @@ resolve_field(DpmlReader *reader, Field *field, int i)
 		case DPML_CATEGORY:
 			field->levels = dpml_levels_create(&spec->levels[i], type);
 			if (field->levels == NULL)
-				refuse_type("a category", name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
+				reject_type("a category", name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
 			break;
 		case DPML_ARRAY:
 			if (!dpml_array_reader_init(&field->array, type, dpml_column_length(column)))
-				refuse_type("an array", name, type, "array of " NUMBER_TYPES);
+				reject_type("an array", name, type, "array of " NUMBER_TYPES);
 			break;
 		default:
 			field->number = dpml_number_reader(type);
 			if (field->number == NULL)
-				refuse_type("a number", name, type, NUMBER_TYPES);
+				reject_type("a number", name, type, NUMBER_TYPES);
 			break;
 	}
 }
@@ -148,7 +152,7 @@ resolve_label(DpmlReader *reader)
 	if (likely(reader->label_resolved))
 		return field;
 	if (field->attribute == SEVERAL)
-		refuse_several(spec->label_name);
+		reject_several(spec->label_name);
 	if (field->attribute == NONE)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
@@ -159,20 +163,20 @@ resolve_label(DpmlReader *reader)
 	{
 		field->number = dpml_number_reader(type);
 		if (field->number == NULL)
-			refuse_type("a number", spec->label_name, type, NUMBER_TYPES);
+			reject_type("a number", spec->label_name, type, NUMBER_TYPES);
 	}
 	else
 	{
 		field->levels = dpml_levels_create(&spec->label_levels, type);
 		if (field->levels == NULL)
-			refuse_type("a class", spec->label_name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
+			reject_type("a class", spec->label_name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
 	}
 	MemoryContextSwitchTo(old);
 	reader->label_resolved = true;
 	return field;
 }
 
-/* Whether the fields are called f1, f2, ..., as ROW() calls them whatever they are. */
+/* True if the fields are called f1, f2, ..., which are the names that ROW() gives to any fields. */
 static bool
 is_row_constructor(TupleDesc desc)
 {
@@ -210,7 +214,7 @@ locate_fields(DpmlReader *reader)
 	for (int i = 0; i < n; i++)
 	{
 		if (reader->fields[i].attribute == SEVERAL)
-			refuse_several(spec->names[i]);
+			reject_several(spec->names[i]);
 		if (reader->fields[i].attribute == NONE)
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_COLUMN),

@@ -5,21 +5,26 @@
  * zero row: silently, as an error would show it (privacy/README.md, "Bad rows
  * never show").
  */
-#include "dpml.h"
 #include "rowform.h"
 
 #include <math.h>
 
 #include "catalog/pg_type.h"
+#include "utils/array.h"
+
+#include "support.h"
+
+#include "kernels/encode.h"
+#include "kernels/norm.h"
 
 void
-dpml_row_form_init(DpmlRowForm *form, MemoryContext context, const DpmlOptions *options, int32 n_features)
+dpml_row_form_init(DpmlRowForm *form, MemoryContext context, int32 n_features, int32 n_outputs, bool clip)
 {
 	Size		size = (Size) n_features * sizeof(double);
 
 	form->n_features = n_features;
-	form->n_classes = options->sgd.loss.n_classes > 1 ? options->sgd.loss.n_classes : 0;
-	form->clip = options->clip_rows;
+	form->n_classes = n_outputs > 1 ? n_outputs : 0;
+	form->clip = clip;
 	form->zero = dpml_alloc(context, size);
 	form->copy = dpml_alloc(context, size);
 }

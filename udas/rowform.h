@@ -3,7 +3,7 @@
 #ifndef DPML_ROWFORM_H
 #define DPML_ROWFORM_H
 
-#include "dpml.h"
+#include "compat.h"
 
 typedef struct DpmlRowForm
 {
@@ -14,7 +14,8 @@ typedef struct DpmlRowForm
 	double	   *copy;			/* d, for a row that is clipped */
 } DpmlRowForm;
 
-extern void dpml_row_form_init(DpmlRowForm *form, MemoryContext context, const DpmlOptions *options, int32 n_features);
+extern void dpml_row_form_init(DpmlRowForm *form, MemoryContext context, int32 n_features, int32 n_outputs,
+							   bool clip);
 extern int32 dpml_row_form_length(Datum array);
 extern const double *dpml_row_form_read(DpmlRowForm *form, const NullableDatum *features,
 										const NullableDatum *label, double *y);

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /* The encoder's specification, from JSON.  Everything is allocated in the current context. */
-#include "dpml.h"
+#include "spec.h"
 
 #include <math.h>
 
 #include "miscadmin.h"
 #include "utils/memutils.h"
+
+#include "json.h"
+
+#include "kernels/block.h"
+#include "kernels/projection.h"
 
 static const char *const spec_keys[] = {"columns", "intercept", "norm", "format", "label", "projection"};
 static const char *const format_names[] = {"dense", "csr"};	/* enum DpmlBlockKind */
@@ -39,14 +44,8 @@ static const DpmlDomain any_number = {-HUGE_VAL, HUGE_VAL, false, false, "a fini
 static const DpmlDomain positive = {0, HUGE_VAL, true, false, "a number > 0"};
 static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
 
-/* Entries of a projection: a second to make, 256 MB to keep. */
-#define MAX_PROJECTION ((double) (1 << 26))
-
-/* Entries between two looks at pending interrupts. */
+/* Entries between two interrupt checks. */
 #define PROJECTION_PIECE ((int64) 1 << 20)
-
-/* Pixels that all blurred pixels of a row look at: some 100 ms. */
-#define MAX_BLUR ((double) (1 << 26))
 
 static const DpmlDomain public_seed = {0, 9007199254740992.0, false, true, "an integer from 0 to 2^53"};
 
@@ -56,7 +55,7 @@ required_name(const DpmlJson *json)
 	char	   *name = dpml_json_text(json, "name", false);
 
 	if (name == NULL || name[0] == '\0')
-		dpml_json_refuse(json, "name", "the name of a column");
+		dpml_json_reject(json, "name", "the name of a column");
 	return name;
 }
 
@@ -78,27 +77,27 @@ parse_scaling(DpmlColumn *column, const DpmlJson *json)
 	if (column->scale == DPML_STANDARD)
 	{
 		if (!dpml_json_number(json, "mean", &any_number, &column->mean))
-			dpml_json_refuse(json, "mean", "given with scale \"standard\": a finite number");
+			dpml_json_reject(json, "mean", "given with scale \"standard\": a finite number");
 		if (!dpml_json_number(json, "sd", &positive, &column->sd))
-			dpml_json_refuse(json, "sd", "given with scale \"standard\": a number > 0");
+			dpml_json_reject(json, "sd", "given with scale \"standard\": a number > 0");
 	}
 	else
 	{
 		double		unused;
 
 		if (!has_lower)
-			dpml_json_refuse(json, "lower", "a finite number unless the scale is \"standard\"");
+			dpml_json_reject(json, "lower", "a finite number unless the scale is \"standard\"");
 		if (!has_upper)
-			dpml_json_refuse(json, "upper", "a finite number unless the scale is \"standard\"");
+			dpml_json_reject(json, "upper", "a finite number unless the scale is \"standard\"");
 		if (dpml_json_number(json, "mean", &any_number, &unused))
-			dpml_json_refuse(json, "mean", "absent unless the scale is \"standard\"");
+			dpml_json_reject(json, "mean", "absent unless the scale is \"standard\"");
 		if (dpml_json_number(json, "sd", &positive, &unused))
-			dpml_json_refuse(json, "sd", "absent unless the scale is \"standard\"");
+			dpml_json_reject(json, "sd", "absent unless the scale is \"standard\"");
 	}
 	if (!(column->lower < column->upper))
-		dpml_json_refuse(json, "lower", "less than \"upper\"");
+		dpml_json_reject(json, "lower", "less than \"upper\"");
 	if (column->log1p && !(column->lower >= 0))
-		dpml_json_refuse(json, "lower", "given and >= 0 with \"log1p\"");
+		dpml_json_reject(json, "lower", "given and >= 0 with \"log1p\"");
 }
 
 #define CHECK_KEYS(json, keys) dpml_json_check_keys((json), (keys), lengthof(keys))
@@ -116,24 +115,24 @@ parse_image(DpmlSpec *spec, DpmlColumn *column, const DpmlJson *parent)
 	if (!dpml_json_find(parent, "image", &value))
 		return;
 	if (value.type != jbvBinary)
-		dpml_json_refuse(parent, "image", "an object");
+		dpml_json_reject(parent, "image", "an object");
 	dpml_json_open(&json, value.val.binary.data, psprintf("the image of %s", parent->where));
 	CHECK_KEYS(&json, image_keys);
 	for (int i = 0; i < (int) lengthof(parts); i++)
 	{
 		if (!dpml_json_number(&json, image_keys[i], &element_count, &number))
-			dpml_json_refuse(&json, image_keys[i], element_count.text);
+			dpml_json_reject(&json, image_keys[i], element_count.text);
 		*parts[i] = (int32) number;
 	}
 	if ((int64) image.rows * image.columns != column->width)
-		dpml_json_refuse(&json, "rows", "the length of the array divided by \"columns\"");
+		dpml_json_reject(&json, "rows", "the length of the array divided by \"columns\"");
 	if (image.blur % 2 == 0)
-		dpml_json_refuse(&json, "blur", "an odd integer");
+		dpml_json_reject(&json, "blur", "an odd integer");
 	column->image = image;
 	column->width = dpml_image_features(&image);
 	spec->blur_cost += (double) column->width * Min(image.blur, image.rows) * Min(image.blur, image.columns);
-	if (spec->blur_cost > MAX_BLUR)
-		dpml_json_refuse(&json, "blur", "smaller: the blurred pixels of all images look at more than 2^26 pixels");
+	if (spec->blur_cost > DPML_MAX_BLUR)
+		dpml_json_reject(&json, "blur", "smaller: the blurred pixels of all images look at more than 2^26 pixels");
 }
 
 static void
@@ -169,14 +168,14 @@ parse_column(DpmlSpec *spec, DpmlColumn *column, int i, JsonbContainer *object)
 			column->centered = dpml_json_bool(&json, "centered", true);
 			spec->levels[i].n = dpml_json_texts(&json, "levels", 1, &spec->levels[i].names);
 			if (spec->levels[i].n == 0)
-				dpml_json_refuse(&json, "levels", "given: an array of at least 1 strings, numbers or booleans");
+				dpml_json_reject(&json, "levels", "given: an array of at least 1 strings, numbers or booleans");
 			column->width = spec->levels[i].n;
 			break;
 		case WORD_ARRAY:
 			CHECK_KEYS(&json, array_keys);
 			column->kind = DPML_ARRAY;
 			if (!dpml_json_number(&json, "length", &element_count, &length))
-				dpml_json_refuse(&json, "length", element_count.text);
+				dpml_json_reject(&json, "length", element_count.text);
 			column->width = (int32) length;
 			parse_scaling(column, &json);
 			parse_image(spec, column, &json);
@@ -196,7 +195,7 @@ parse_columns(DpmlSpec *spec, const DpmlJson *json)
 	if (!dpml_json_find(json, "columns", &value) || value.type != jbvBinary ||
 		!JsonContainerIsArray(value.val.binary.data) || JsonContainerSize(value.val.binary.data) == 0 ||
 		JsonContainerSize(value.val.binary.data) > DPML_MAX_FEATURES)
-		dpml_json_refuse(json, "columns", "an array of 1 to 1048576 columns");
+		dpml_json_reject(json, "columns", "an array of 1 to 1048576 columns");
 	array = value.val.binary.data;
 	n = JsonContainerSize(array);
 	columns = palloc0(n * sizeof(DpmlColumn));
@@ -207,7 +206,7 @@ parse_columns(DpmlSpec *spec, const DpmlJson *json)
 		JsonbValue *item = getIthJsonbValueFromContainer(array, i);
 
 		if (item->type != jbvBinary)
-			dpml_json_refuse(json, "columns", "an array of objects");
+			dpml_json_reject(json, "columns", "an array of objects");
 		parse_column(spec, &columns[i], i, item->val.binary.data);
 		n_features += columns[i].width;
 	}
@@ -238,10 +237,10 @@ parse_projection(DpmlSpec *spec, JsonbContainer *object)
 	dpml_json_open(&json, object, "the projection");
 	CHECK_KEYS(&json, projection_keys);
 	if (!dpml_json_number(&json, "features", &element_count, &features))
-		dpml_json_refuse(&json, "features", element_count.text);
+		dpml_json_reject(&json, "features", element_count.text);
 	(void) dpml_json_number(&json, "seed", &public_seed, &seed);
-	if (features * encoder->n_raw > MAX_PROJECTION || features + encoder->intercept > DPML_MAX_FEATURES)
-		dpml_json_refuse(&json, "features", "at most 2^26 divided by the features before the projection");
+	if (features * encoder->n_raw > DPML_MAX_PROJECTION || features + encoder->intercept > DPML_MAX_FEATURES)
+		dpml_json_reject(&json, "features", "at most 2^26 divided by the features before the projection");
 	n = (int64) features * encoder->n_raw;
 	matrix = MemoryContextAllocHuge(CurrentMemoryContext, (Size) n * sizeof(float));
 	dpml_projection_start(&rng, (uint64) seed);
@@ -270,10 +269,10 @@ parse_label(DpmlSpec *spec, JsonbContainer *object)
 			spec->label_levels.names = palloc0(2 * sizeof(char *));
 			spec->label_levels.names[0] = dpml_json_text(&json, "positive", true);
 			if (spec->label_levels.names[0] == NULL)
-				dpml_json_refuse(&json, "positive", "a string, a number or a boolean");
+				dpml_json_reject(&json, "positive", "a string, a number or a boolean");
 			negative = dpml_json_text(&json, "negative", true);
 			if (negative != NULL && strcmp(negative, spec->label_levels.names[0]) == 0)
-				dpml_json_refuse(&json, "negative", "another value than \"positive\", or null for every other value");
+				dpml_json_reject(&json, "negative", "another value than \"positive\", or null for every other value");
 			spec->label_levels.names[1] = negative;
 			spec->label_levels.n = negative != NULL ? 2 : 1;
 			break;
@@ -281,16 +280,16 @@ parse_label(DpmlSpec *spec, JsonbContainer *object)
 			CHECK_KEYS(&json, classes_keys);
 			spec->label_levels.n = dpml_json_texts(&json, "classes", 2, &spec->label_levels.names);
 			if (spec->label_levels.n == 0)
-				dpml_json_refuse(&json, "classes", "given: an array of at least 2 strings, numbers or booleans");
+				dpml_json_reject(&json, "classes", "given: an array of at least 2 strings, numbers or booleans");
 			break;
 		default:
 			CHECK_KEYS(&json, number_keys);
 			if (!dpml_json_number(&json, "lower", &any_number, &spec->label_lower))
-				dpml_json_refuse(&json, "lower", "a finite number");
+				dpml_json_reject(&json, "lower", "a finite number");
 			if (!dpml_json_number(&json, "upper", &any_number, &spec->label_upper))
-				dpml_json_refuse(&json, "upper", "a finite number");
+				dpml_json_reject(&json, "upper", "a finite number");
 			if (!(spec->label_lower < spec->label_upper) || !isfinite(spec->label_upper - spec->label_lower))
-				dpml_json_refuse(&json, "lower", "less than \"upper\", by a finite difference");
+				dpml_json_reject(&json, "lower", "less than \"upper\", by a finite difference");
 			break;
 	}
 }
@@ -311,13 +310,13 @@ dpml_spec_parse(Jsonb *jsonb)
 	if (dpml_json_find(&json, "projection", &projection))
 	{
 		if (projection.type != jbvBinary)
-			dpml_json_refuse(&json, "projection", "an object");
+			dpml_json_reject(&json, "projection", "an object");
 		parse_projection(spec, projection.val.binary.data);
 	}
 	if (dpml_json_find(&json, "label", &label))
 	{
 		if (label.type != jbvBinary)
-			dpml_json_refuse(&json, "label", "an object");
+			dpml_json_reject(&json, "label", "an object");
 		parse_label(spec, label.val.binary.data);
 	}
 	return spec;

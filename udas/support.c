@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* Contexts, checked sizes, float8 arrays and packed blocks as SQL values. */
-#include "dpml.h"
+/* Memory of an aggregate, checked sizes, and SQL values: float8 arrays, packed blocks, jsonb, random keys. */
+#include "support.h"
 
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
 
+#include "kernels/status.h"
+
 /*
  * The memory of an aggregate's group.  A window frame would call the final
- * function many times over a growing state, so OVER is refused.
+ * function many times over a growing state, so OVER is rejected.
  */
 MemoryContext
 dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate)
@@ -27,6 +29,21 @@ dpml_aggregate_context(FunctionCallInfo fcinfo, const char *aggregate)
 				 errmsg("a support function of dpml.%s was called outside an aggregate", aggregate),
 				 errhint("Call the aggregate.")));
 	return context;
+}
+
+/*
+ * The state of type internal in the first argument, which begins with a pointer to
+ * the very name that its aggregate passes here; NULL before the first row.  Only a
+ * superuser's own aggregate can mix functions of several.
+ */
+void *
+dpml_state_argument(FunctionCallInfo fcinfo, const char *aggregate)
+{
+	void	   *state = PG_ARGISNULL(0) ? NULL : PG_GETARG_POINTER(0);
+
+	if (unlikely(state != NULL && *(const char *const *) state != aggregate))
+		elog(ERROR, "state is not one of dpml.%s", aggregate);
+	return state;
 }
 
 /* Zeroed memory that may be larger than 1 GB. */
@@ -50,7 +67,7 @@ dpml_weights_count(int32 n_outputs, int32 n_features)
 	return (Size) n;
 }
 
-/* Of so many rows (> 0) how many to take at once, at so many weights each, with a look at interrupts before. */
+/* Rows (of so many that are left, > 0; n_weights weights each) to process before the next interrupt check; checks now. */
 int32
 dpml_rows_piece(int64 n_weights, int32 rows)
 {
@@ -74,7 +91,7 @@ dpml_float8_array(const double *values, Size n)
 	return array;
 }
 
-/* An argument that must be a vector: where a NULL element is an error, unlike in a row. */
+/* An argument that must be a vector.  A NULL element is an error here, but not in a row. */
 const double *
 dpml_float8_argument(ArrayType *array, const char *name, Size *n)
 {
@@ -132,6 +149,17 @@ dpml_open_block(DpmlBlock *block, Datum bytes)
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("%s", block_status_text(status)),
 				 errhint("Blocks are made by dpml.encode and dpml.pack, on a machine of the same byte order.")));
+}
+
+/* The block in an argument that must not be null. */
+void
+dpml_block_argument(DpmlBlock *block, const NullableDatum *argument)
+{
+	if (argument->isnull)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("block must not be null")));
+	dpml_open_block(block, argument->value);
 }
 
 /* The bytes of a block as a new bytea. */

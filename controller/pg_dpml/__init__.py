@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """Differentially private machine learning inside PostgreSQL."""
 
+from pg_dpml.blocks.projection import projection_matrix
 from pg_dpml.errors import (
     BudgetError,
     DpmlError,
@@ -11,17 +12,17 @@ from pg_dpml.errors import (
     UnavailableError,
 )
 from pg_dpml.evaluation.evaluate import Evaluation, evaluate, predict
-from pg_dpml.methods.plan import Plan
 from pg_dpml.runs.compare import Comparison, ComparisonEntry, compare
+from pg_dpml.runs.grid import Grid
 from pg_dpml.runs.public_scores import PublicScores
 from pg_dpml.runs.train import TrainResult, plan, train
 from pg_dpml.runs.tuning import TuneResult, tune
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = [
     "BudgetError",
@@ -49,6 +50,7 @@ __all__ = [
     "evaluate",
     "plan",
     "predict",
+    "projection_matrix",
     "train",
     "tune",
 ]

@@ -2,8 +2,9 @@
 """The C kernels of the server module, called from Python.
 
 The same sources are compiled into both, so that a noise scale computed here
-belongs to the very step-size function that the server runs.  What the kernels
-do with rows is in replay.py.
+belongs to the very step-size function that the server runs.
+
+Long because every symbol of the compiled kernels comes in by this one door.
 """
 
 from __future__ import annotations
@@ -24,8 +25,16 @@ __all__ = [
     "BLOCK_HEADER_BYTES",
     "BLOCK_MAX_BYTES",
     "BLOCK_PAGE_BYTES",
+    "DEFAULT_HUBER_H",
     "FOLD_ROWS",
+    "LEAST_SCALE",
+    "MAX_BLUR",
+    "MAX_FEATURES",
+    "MAX_GRAM_FEATURES",
+    "MAX_POISSON_STEPS",
+    "MAX_PROJECTION",
     "MOST_STEPS",
+    "TARGET_NORM",
     "FloatArray",
     "Loss",
     "Noise",
@@ -35,6 +44,7 @@ __all__ = [
     "lib",
     "noise_grid",
     "pointer",
+    "projection",
     "require",
     "sensitivity",
 ]
@@ -56,6 +66,33 @@ BLOCK_MAX_BYTES: int = lib.DPML_BLOCK_MAX_BYTES
 
 FOLD_ROWS: int = lib.DPML_FOLD_ROWS
 """Rows after which sums over rows are folded into their compensated part."""
+
+MAX_FEATURES: int = lib.DPML_MAX_FEATURES
+"""Most features of a row, the intercept included."""
+
+MAX_GRAM_FEATURES: int = lib.DPML_GRAM_MAX_FEATURES
+"""Most features of a matrix that the server sums."""
+
+MAX_PROJECTION: int = lib.DPML_MAX_PROJECTION
+"""Most entries of a projection matrix."""
+
+MAX_BLUR: int = lib.DPML_MAX_BLUR
+"""Most pixels that the blurred pixels of a row look at."""
+
+MAX_POISSON_STEPS: int = lib.DPML_MAX_POISSON_STEPS
+"""Most steps of a pass over Poisson batches."""
+
+LEAST_SCALE: float = lib.dpml_least_scale()
+"""Least scale of noise in the server; the largest is its inverse."""
+
+MOST_STEPS: float = lib.dpml_most_grid_steps()
+"""Largest standard deviation of noise, in steps of its grid: all numbers are whole, and exact in float64."""
+
+TARGET_NORM: float = lib.dpml_target_norm()
+"""Norm that the encoder brings rows to before it rounds them to float32."""
+
+DEFAULT_HUBER_H: float = lib.dpml_default_huber_h()
+"""Half width of the Huber SVM's bend where none is chosen."""
 
 _MAX_COUNT = 2**62
 _MAX_BATCH = 2**31 - 1
@@ -110,7 +147,7 @@ class Loss:
 
     kind: str
     n_classes: int = 1
-    huber_h: float = 0.1
+    huber_h: float = DEFAULT_HUBER_H
     clip: float = math.inf
 
     def __post_init__(self) -> None:
@@ -133,6 +170,14 @@ class Loss:
     def smoothness(self) -> float:
         """Bound on the norm of one row's Hessian, for a row of norm at most 1."""
         return float(lib.dpml_loss_smoothness(self._c()))
+
+    def unit_smoothness(self, max_rows_per_unit: int) -> float:
+        """Bound on the Hessian of a batch of b units of at most so many rows each, divided by b.
+
+        Source: privacy/README.md, "Unit of privacy".
+        """
+        require(1 <= max_rows_per_unit <= _MAX_BATCH, "max_rows_per_unit must be at least 1")
+        return float(lib.dpml_loss_unit_smoothness(self._c(), max_rows_per_unit))
 
     def value(self, u: float, y: float) -> float:
         """phi(u, y); not for softmax."""
@@ -206,10 +251,62 @@ class Schedule:
             "max_step must be in (0, inf], and finite for the decreasing schedules",
         )
 
+    @classmethod
+    def resolve(
+        cls,
+        kind: str,
+        *,
+        step_size: float = 0.0,
+        exponent: float = 0.5,
+        n: int,
+        smoothness: float,
+        lambda_: float,
+        capped: bool = True,
+    ) -> Schedule:
+        """Derive the schedule that a pass in the server derives from the same public numbers.
+
+        Parameters
+        ----------
+        kind : str
+            As above.
+        step_size : float
+            In (0, inf); 0 for the kind's own: 1 / sqrt(n) for constant, 1 for inverse_sqrt.
+        exponent : float
+            c in [0, 1], of the offset n^c of the two decreasing kinds.
+        n : int
+            Units of privacy, at least 0.
+        smoothness : float
+            `Loss.unit_smoothness`, in (0, inf).
+        lambda_ : float
+            The L2 regulariser, in [0, inf).
+        capped : bool
+            False for steps without a cap; not for the two decreasing kinds.
+
+        Notes
+        -----
+        Source: privacy/README.md, "Schedules".
+        """
+        require(kind in _SCHEDULES, f"schedule must be one of {', '.join(_SCHEDULES)}, not {kind!r}")
+        choice = ffi.new(
+            "DpmlScheduleChoice *",
+            {
+                "kind": _SCHEDULES[kind],
+                "capped": capped,
+                "step_size": step_size,
+                "exponent": exponent,
+                "n": n,
+                "smoothness": smoothness,
+                "lambda": lambda_,
+            },
+        )
+        found = ffi.new("DpmlSchedule *")
+        lib.dpml_schedule_resolve(choice, found)
+        return cls(kind, found.step_size, found.offset, getattr(found, "lambda"), found.max_step)
+
     def step(self, t: int) -> float:
         """eta_t, for t >= 1."""
         require(1 <= t <= _MAX_COUNT, "t must be at least 1")
-        return float(lib.dpml_schedule_step(ffi.new("DpmlSchedule *", self.c_fields()), t))
+        return float(lib.dpml_schedule_step_size(ffi.new("DpmlSchedule *", self.c_fields()), t))
 
     def c_fields(self) -> dict[str, float]:
         """Members of the C struct."""
@@ -310,10 +407,6 @@ def sensitivity(
     return Sensitivity(result.sensitivity, result.step_sum, result.step_max, result.steps)
 
 
-MOST_STEPS = 2.0**45
-"""Largest standard deviation of noise, in steps of its grid: all numbers are whole, and exact in float64."""
-
-
 def noise_grid(scale: float) -> float:
     """Spacing of the grid that a batch's sum and its noise of a scale in (0, inf) are rounded to.
 
@@ -321,6 +414,15 @@ def noise_grid(scale: float) -> float:
     """
     require(0.0 < scale < math.inf, "scale must be in (0, inf)")
     return float(lib.dpml_noise_grid(scale))
+
+
+def projection(seed: int, n_projected: int, n_raw: int) -> npt.NDArray[np.float32]:
+    """The Gaussian random projection of a public seed, ndarray of shape (n_projected, n_raw)."""
+    out = np.empty((n_projected, n_raw), dtype=np.float32)
+    rng = ffi.new("DpmlRng *")
+    lib.dpml_projection_start(rng, seed)
+    lib.dpml_projection(rng, n_projected, out.size, pointer(out, "float"))
+    return out
 
 
 class Noise:

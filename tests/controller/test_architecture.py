@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,17 +16,30 @@ import pytest
 import typer.main
 
 import pg_dpml
+from documents import corpus
 from pg_dpml import cli
+from pg_dpml.cli import reference
 from pg_dpml.errors import DpmlError
-from pg_dpml.spec.training import METHOD_OPTIONS
+from pg_dpml.server.extension import Sources
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "controller" / "pg_dpml"
 RULES = PACKAGE / "privacy" / "README.md"
 
 ROOMS = [
-    *("names", "errors", "kernels", "replay"),
-    *("spec", "privacy", "database", "blocks", "tables", "methods", "ledger", "evaluation", "runs"),
+    *("names", "errors", "kernels"),
+    *(
+        "spec",
+        "privacy",
+        "database",
+        "blocks",
+        "tables",
+        "training",
+        "methods",
+        "ledger",
+        "evaluation",
+        "runs",
+    ),
     *("reports", "server"),
     "",  # the package itself
     "cli",
@@ -139,7 +155,7 @@ def test_a_session_hides_its_connection() -> None:
         assert room(name) == "database" or "driver" not in read, name
 
 
-def test_only_kernels_and_replay_touch_the_compiled_module() -> None:
+def test_only_kernels_touch_the_compiled_module() -> None:
     assert {name for name in MODULES if "_kernels" in own_imports(name)} == {"kernels"}
     handles = re.compile(r"\b(ffi|lib)\b")
     users = {
@@ -147,8 +163,7 @@ def test_only_kernels_and_replay_touch_the_compiled_module() -> None:
         for name, path in MODULES.items()
         if any(handles.fullmatch(i.rpartition(".")[2]) for i in imports(path) if "kernels" in i)
     }
-    assert users == {"kernels", "replay"}
-    assert not any("replay" in own_imports(name) for name in MODULES if name != "replay")
+    assert users <= {"kernels"}
 
 
 def test_random_numbers_come_from_the_operating_system() -> None:
@@ -163,7 +178,7 @@ def test_random_numbers_come_from_the_operating_system() -> None:
     ("made", "places"),
     [
         (r"\b(noise|release)_grid\(", {"kernels", "privacy.resolution"}),
-        (r"\bReleaseNoise\(", {"privacy.noise.composed", "privacy.noise.output", "privacy.noise.sums"}),
+        (r"\bReleaseNoise\(", {"privacy.noise.output", "privacy.noise.sums"}),
         (r"\bStepNoise\(", {"privacy.noise.steps"}),
         (r"\.(gaussian|knorm)\(", {"privacy.noise.output"}),
     ],
@@ -204,6 +219,7 @@ PUBLIC = [
     "evaluate",
     "plan",
     "predict",
+    "projection_matrix",
     "train",
     "tune",
 ]
@@ -279,39 +295,26 @@ def test_every_command_is_documented(name: str) -> None:
     assert command.help
     for parameter in command.params:
         assert parameter.help, f"{name}: {parameter.name}"
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert re.search(rf"\bdpml {name}\b", readme)
+    assert re.search(rf"\bdpml {name}\b", corpus())
 
 
-def test_the_readme_shows_only_options_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_documents_show_only_options_that_exist() -> None:
+    text = corpus()
     known = {option for command in COMMANDS.values() for p in command.params for option in p.opts}
     known |= {"--help", "--version"}
-    for line in re.findall(r"^ *dpml .*$", readme, re.MULTILINE):
+    for line in re.findall(r"^ *dpml .*$", text, re.MULTILINE):
         command = line.partition("#")[0].split()
         options = {word for word in command if word.startswith("--")}
         name = command[1] if command[1] in COMMANDS else " ".join(command[1:3])
         assert options <= {o for p in COMMANDS[name].params for o in p.opts} | {"--help"}, line
-    for option in re.findall(r"`(--[a-z-]+)", readme):
+    for option in re.findall(r"`(--[a-z-]+)", text):
         assert option in known, option
 
 
-def test_the_readme_lists_the_options_of_every_method() -> None:
-    """All but --loss and --huber-h, which a sentence above the table is about."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    cells = dict(re.findall(r"^\| `([a-z0-9-]+)` \|.*\|.*\|([^|]*)\|$", readme, re.MULTILINE))
-    listed: dict[str, set[str]] = {}
-    for method, used in METHOD_OPTIONS.items():
-        options = {name.rstrip("_").replace("_", "-") for name in used}
-        if method != "auto":
-            own, _, left_out = cells[method].partition(" but ")
-            listed[method] = set(re.findall(r"`--([a-z-]+)`", own))
-            for other in re.findall(r"those of `([a-z0-9-]+)`", own):
-                listed[method] |= listed[other]
-            listed[method] -= set(re.findall(r"`--([a-z-]+)`", left_out))
-            assert listed[method] == options - {"loss", "huber-h"}, method
-        assert "loss" in options
-        assert ("huber-h" in options) == (method != "sufficient-statistics")
+@pytest.mark.parametrize("name", reference.pages())
+def test_pages_made_from_the_code_are_up_to_date(name: str) -> None:
+    """If this fails: python -m pg_dpml.cli.reference docs."""
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == reference.pages()[name]
 
 
 def documents() -> Iterator[tuple[Path, str]]:
@@ -339,12 +342,56 @@ def test_cited_rules_exist() -> None:
     assert cited > 40
 
 
-def test_versions_agree() -> None:
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    package = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
-    assert package is not None
-    control = (ROOT / "udas" / "pg_dpml.control").read_text(encoding="utf-8")
-    assert f"default_version = '{package[1]}'" in control
+def test_one_file_names_the_version() -> None:
+    """pg_dpml.control: what setup.py, the Makefile and the embedded server's build make of it."""
+    found = Sources.find()
+    version = found.version()
+    run = subprocess.run(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split()[-1] == version
+    assert f'-DDPML_VERSION="{version}"' in found.compile_flags()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for path in (ROOT / "pyproject.toml", ROOT / "setup.py", *found.c_files(), found.server / "Makefile"):
+        assert version not in path.read_text(encoding="utf-8"), path.name
+
+
+def test_one_file_names_the_flags_of_the_kernels() -> None:
+    """compile_flags.txt: a row and its replay agree bit for bit if all builds compile alike."""
+    own = Sources.find().own_flags()
+    assert "-ffp-contract=off" in own
+    assert Sources.find().compile_flags()[: len(own)] == own
+    code = "import build_kernels; print(*build_kernels.COMPILE_ARGS)"
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", code], cwd=ROOT / "udas", capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == own
+    for name in ("Makefile", "build_kernels.py"):
+        assert "-ffp-contract" not in (ROOT / "udas" / name).read_text(encoding="utf-8"), name
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_makefile_compiles_with_these_flags_and_this_version(tmp_path: Path) -> None:
+    """Its own lines, over a PostgreSQL that has nothing but the files it looks for."""
+    (tmp_path / "postgres.h").touch()
+    (tmp_path / "pgxs.mk").touch()
+    config = tmp_path / "pg_config"
+    config.write_text(
+        "#!/bin/sh\ncase $1 in\n--version) echo PostgreSQL 16.0 ;;\n"
+        f"--pgxs) echo {tmp_path}/pgxs.mk ;;\n--includedir-server) echo {tmp_path} ;;\nesac\n"
+    )
+    config.chmod(0o755)
+    asked = "$(info $(PG_CFLAGS))$(info $(PG_CPPFLAGS))"
+    run = subprocess.run(
+        ["make", "-C", ROOT / "udas", "-n", f"PG_CONFIG={config}", f"--eval=asked: ; {asked}", "asked"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = Sources.find()
+    lines = [line for line in run.stdout.splitlines() if line.startswith("-")]
+    assert lines[0].split() == found.own_flags()
+    assert f"-DDPML_VERSION='\"{found.version()}\"'" in lines[1].split()
 
 
 def test_every_file_names_its_licence() -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from pg_dpml import Comparison, ComparisonEntry, PrivacySpec, Relation, SpecError, TrainSpec
-from pg_dpml.methods.plan import Problem
-from pg_dpml.reports import plots, report
+from pg_dpml.methods.bolt_on import BoltOn
+from pg_dpml.reports import comparison_report, plan_report, plots
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
-from pg_dpml.runs.train import Alternative, alternative, alternatives, plan_problem
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
+from pg_dpml.runs.planning import Alternative, alternative, alternatives, plan_problem
+from pg_dpml.training.method import private_methods
+from pg_dpml.training.plan import Problem
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")
@@ -65,7 +66,7 @@ def line_of(text: str, *words: str) -> str:
 
 
 def test_text() -> None:
-    text = report.comparison_text(COMPARISON)
+    text = comparison_report.comparison_text(COMPARISON)
     for words in ("Accuracy", "3 random splits", "1,200 rows to train on", "300 to measure", "replace_one"):
         assert words in " ".join(text.split())
     assert line_of(text, "bolt-on", "0.1").split()[2:] == ["70.00%", "20.00%", "3", "0.25"]
@@ -74,11 +75,11 @@ def test_text() -> None:
     assert "not private" in line_of(text, "noiseless")
     everywhere = replace(COMPARISON, entries=(replace(ENTRIES[3], epsilon=None),))
     assert "refused: it wants a regulariser" in line_of(
-        report.comparison_text(everywhere), "certified", "any"
+        comparison_report.comparison_text(everywhere), "certified", "any"
     )
     assert "55.00%" in line_of(text, "majority", "class")
     numbers = replace(COMPARISON, figure="r_squared", task="regression", unit="family", splits=1)
-    text = report.comparison_text(numbers)
+    text = comparison_report.comparison_text(numbers)
     for words in ("R squared", "1 random split,", "values of family", "0.7000"):
         assert words in text
 
@@ -86,16 +87,16 @@ def test_text() -> None:
 def test_stamps() -> None:
     """Exact figures of private rows are stamped wherever they are shown; those of public rows nowhere."""
     stamp = "NOT PRIVATE: exact figures of private rows"
-    assert report.comparison_text(COMPARISON).startswith(stamp)
-    assert report.comparison_record(COMPARISON)["not_private"][0].startswith(stamp)
+    assert comparison_report.comparison_text(COMPARISON).startswith(stamp)
+    assert comparison_report.comparison_record(COMPARISON)["not_private"][0].startswith(stamp)
     assert f'<p class="stamp">{stamp}' in comparison_html(COMPARISON)
-    assert stamp not in report.comparison_text(PUBLIC)
-    assert "not_private" not in report.comparison_record(PUBLIC)
+    assert stamp not in comparison_report.comparison_text(PUBLIC)
+    assert "not_private" not in comparison_report.comparison_record(PUBLIC)
     assert 'class="stamp"' not in comparison_html(PUBLIC)
 
 
 def test_record() -> None:
-    record = json.loads(json.dumps(report.comparison_record(COMPARISON), allow_nan=False))
+    record = json.loads(json.dumps(comparison_report.comparison_record(COMPARISON), allow_nan=False))
     assert [record[key] for key in ("figure", "n_train", "n_test", "mode")] == [
         "accuracy",
         1200,
@@ -114,7 +115,7 @@ def test_record() -> None:
 
 @pytest.mark.parametrize(("format", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_pictures(format: str, start: bytes) -> None:
-    picture = plots.comparison_plot(COMPARISON, report.comparison_stamp(COMPARISON), format)
+    picture = plots.comparison_plot(COMPARISON, comparison_report.comparison_stamp(COMPARISON), format)
     assert picture.startswith(start)
     assert len(picture) > 5000
 
@@ -207,9 +208,7 @@ def test_alternatives_are_the_methods_own_plans(problem: Problem, privacy: Priva
     started = time.monotonic()
     found = alternatives(problem, privacy)
     assert time.monotonic() - started < len(found)  # under a second each
-    assert [other.method for other in found] == [
-        method for method in METHODS if method not in ("auto", *NOT_PRIVATE_METHODS)
-    ]
+    assert [other.method for other in found] == [method for method in private_methods() if method != "auto"]
     for other in found:
         if other.plan is None:
             assert other.refusal is not None
@@ -224,7 +223,7 @@ def test_plans_side_by_side() -> None:
     privacy = PrivacySpec(1.0)
     plan = plan_problem(PROBLEMS[0], privacy, TrainSpec(method="bolt-on", passes=7))
     others = (*alternatives(PROBLEMS[0], privacy), Alternative("magic", None, "it is not real"))
-    text = report.plan_text(plan, others)
+    text = plan_report.plan_text(plan, others)
     assert "default options under the same guarantee" in text
     bolt_on = next(other.plan for other in others if other.method == "bolt-on")
     assert bolt_on is not None
@@ -240,14 +239,14 @@ def test_plans_side_by_side() -> None:
         .startswith("it is for a number to predict")
     )
     numbers = plan_problem(PROBLEMS[2], privacy, TrainSpec(method="sufficient-statistics"))
-    assert line_of(report.plan_text(numbers), "Noise", "on").endswith("on    the second moments")
+    assert line_of(plan_report.plan_text(numbers), "Noise", "on").endswith("on    the second moments")
     assert line_of(text, "magic").endswith("it is not real")
-    record = report.plan_record(plan, others)
+    record = plan_report.plan_record(plan, others)
     assert record["passes"] == 7
     methods = {method["method"]: method for method in record["methods"]}
     assert methods["bolt-on"]["score_stddev"] == bolt_on.noise.score_stddev
     assert methods["magic"]["refusal"] == "it is not real"
-    assert "methods" not in report.plan_record(plan)
+    assert "methods" not in plan_report.plan_record(plan)
 
 
 def test_a_refusal_is_cut_to_its_first_words() -> None:
@@ -255,6 +254,6 @@ def test_a_refusal_is_cut_to_its_first_words() -> None:
         raise SpecError("lambda must be above 0: give one; or take another method")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TRAIN, "_METHODS", {"bolt-on": type("M", (), {"plan": staticmethod(refuse)})})
+        patch.setattr(BoltOn, "plan", refuse)
         found = alternative(PROBLEMS[0], PrivacySpec(1.0), "bolt-on")
     assert (found.plan, found.refusal) == (None, "lambda must be above 0")

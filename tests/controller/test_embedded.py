@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,8 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_compile_errors_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "wrong.c").write_text("int wrong(void) { return nothing_of_this_name; }\n")
+    for name in ("compile_flags.txt", "pg_dpml.control"):
+        shutil.copy(extension.Sources.find().server / name, tmp_path)
     sources = extension.Sources(tmp_path, tmp_path)
     with pytest.raises(DpmlError, match="nothing_of_this_name"):
         extension.build_module(find_pg_config(16), sources, [], tmp_path)

@@ -15,17 +15,19 @@ import pytest
 
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods import auto, full_batch, sufficient_statistics
-from pg_dpml.methods.full_batch import Descent
-from pg_dpml.methods.plan import Plan, Problem, noise_record
+from pg_dpml.methods import whitened_dp_gd
+from pg_dpml.methods.dp_gd import Descent
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
-from pg_dpml.reports.report import plan_text
+from pg_dpml.reports.plan_report import plan_text
+from pg_dpml.runs import planning
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import METHOD_OPTIONS, METHODS, TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")
@@ -38,7 +40,8 @@ TENTH = PrivacySpec(0.1)
 
 
 def descend(problem: Problem = ADULT, privacy: PrivacySpec = TENTH, **training: Any) -> Plan:
-    return full_batch.plan(problem, privacy, TrainSpec(**({"method": "whitened-dp-gd"} | training)))
+    found: Plan = decide(problem, privacy, TrainSpec(**({"method": "whitened-dp-gd"} | training)))
+    return found
 
 
 def parts(plan: Plan) -> tuple[Descent, ComposedNoise, ReleaseNoise]:
@@ -70,7 +73,7 @@ def test_all_releases_together_have_the_run_s_mu(method: str, loss: str, relatio
         claimed = privacy.delta_for(problem.n_units)
         numbers = work.steps * noise.n_weights
         if method == "whitened-dp-gd":  # counted before the steps are
-            most_steps = full_batch.WHITENED_STEPS[1]
+            most_steps = whitened_dp_gd.WHITENED_STEPS[1]
             numbers = most_steps * noise.n_weights + composed.triangle_size(problem.n_features)
         whole = noise.mu + resolution.sampler_mu(numbers)
         assert gaussian.gaussian_delta(epsilon, whole) == pytest.approx(claimed, rel=1e-6)
@@ -251,27 +254,26 @@ def test_the_joint_sensitivity_of_moments_is_attained_and_not_exceeded() -> None
 def test_sufficient_statistics() -> None:
     for relation, square in ((Relation.REPLACE_ONE, 4.5), (Relation.ADD_REMOVE, 2.0)):
         privacy = PrivacySpec(1.0, None, relation)
-        plan = sufficient_statistics.plan(CALIFORNIA, privacy, TrainSpec(method="sufficient-statistics"))
+        plan = decide(CALIFORNIA, privacy, TrainSpec(method="sufficient-statistics"))
         assert isinstance(plan.noise, ComposedNoise)
         assert plan.noise.moments is not None
         assert plan.noise.moments.sensitivity == pytest.approx(math.sqrt(square))
         assert mu_of(plan.noise.moments) == pytest.approx(plan.noise.mu)
         assert plan.work.passes == 1
     with pytest.raises(SpecError, match="number to predict"):
-        sufficient_statistics.plan(ADULT, TENTH, TrainSpec(method="sufficient-statistics"))
+        decide(ADULT, TENTH, TrainSpec(method="sufficient-statistics"))
 
 
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd", "sufficient-statistics"])
 def test_guarantees_that_gaussian_noise_cannot_give_are_refused(method: str) -> None:
-    module = TRAIN._METHODS[method]
     spec = TrainSpec(method=method)
     with pytest.raises(GuaranteeError, match=r"delta = 0 has no Gaussian noise.*bolt-on"):
-        module.plan(CALIFORNIA, PrivacySpec(1.0, 0.0), spec)
+        decide(CALIFORNIA, PrivacySpec(1.0, 0.0), spec)
     with pytest.raises(GuaranteeError, match="noisy numbers"):
-        module.plan(CALIFORNIA, PrivacySpec(1.0, 1e-36), spec)
+        decide(CALIFORNIA, PrivacySpec(1.0, 1e-36), spec)
     if method != "dp-gd":
         with pytest.raises(GuaranteeError, match="at most 2500 features"):
-            module.plan(dataclasses.replace(CALIFORNIA, n_features=2501), TENTH, spec)
+            decide(dataclasses.replace(CALIFORNIA, n_features=2501), TENTH, spec)
 
 
 def test_the_floor_of_delta_counts_every_number_drawn() -> None:
@@ -292,7 +294,7 @@ def test_tiny_tables_have_a_plan(loss: str, n: int) -> None:
         assert math.isfinite(noise.score_stddev)
         assert plan.warnings
         assert "sums of gradients" in " ".join(plan_text(plan).split())
-        json.dumps(noise_record(noise) | work.record(n), allow_nan=False)
+        json.dumps(noise.record() | work.record(n), allow_nan=False)
 
 
 CHOICES = [
@@ -306,79 +308,40 @@ CHOICES = [
 
 @pytest.mark.parametrize(("problem", "method", "reason"), CHOICES)
 def test_auto(problem: Problem, method: str, reason: str) -> None:
-    plan = auto.plan(problem, TENTH, TrainSpec(method="auto"))
+    plan = decide(problem, TENTH, TrainSpec(method="auto"))
     assert plan.method == method
     assert reason in plan.reason
     assert plan.reason in " ".join(plan_text(plan).split()).replace("Why ", "")
-    own = TRAIN._METHODS[method].plan(problem, TENTH, TrainSpec(method=method))
+    own = decide(problem, TENTH, TrainSpec(method=method))
     assert dataclasses.replace(plan, reason="") == own
 
 
 def test_auto_without_delta_is_bolt_on() -> None:
     for problem in PROBLEMS.values():
-        plan = auto.plan(problem, PrivacySpec(1.0, 0.0), TrainSpec(method="auto"))
+        plan = decide(problem, PrivacySpec(1.0, 0.0), TrainSpec(method="auto"))
         assert plan.method == "bolt-on"
         assert "no delta" in plan.reason
 
 
 def test_auto_takes_what_the_precision_of_the_noise_allows() -> None:
     wide = Problem(1000, 2000, 1, "binary")
-    plan = auto.plan(wide, PrivacySpec(1.0, 1e-30), TrainSpec(method="auto"))
+    plan = decide(wide, PrivacySpec(1.0, 1e-30), TrainSpec(method="auto"))
     assert plan.method == "dp-gd"
     assert "whitened-dp-gd cannot run: delta = 1e-30" in plan.reason
-    plan = auto.plan(wide, PrivacySpec(1.0, 1e-32), TrainSpec(method="auto"))
+    plan = decide(wide, PrivacySpec(1.0, 1e-32), TrainSpec(method="auto"))
     assert plan.method == "bolt-on"
 
 
 def test_auto_chooses_by_public_numbers_and_the_loss_is_kept() -> None:
-    plan = auto.plan(ADULT, TENTH, TrainSpec(method="auto", loss="huber_svm", huber_h=0.3))
+    plan = decide(ADULT, TENTH, TrainSpec(method="auto", loss="huber_svm", huber_h=0.3))
     assert plan.work.loss.kind == "huber_svm"
     assert plan.work.loss.huber_h == 0.3
     with pytest.raises(SpecError, match="loss for a binary label"):
-        auto.plan(ADULT, TENTH, TrainSpec(method="auto", loss="softmax"))
-
-
-GIVEN: dict[str, Any] = {
-    "loss": "logistic",
-    "passes": 3,
-    "batch_size": 10,
-    "lambda_": 0.1,
-    "schedule": "constant",
-    "step_size": 0.1,
-    "momentum": 0.1,
-    "exponent": 0.1,
-    "radius": 1.0,
-    "average": "all",
-    "tail": 0.1,
-    "fresh_order": True,
-    "clip": 0.1,
-    "unit_clip": 0.1,
-    "huber_h": 0.1,
-    "tolerance": 0.1,
-    "solver": "sgd",
-    "accountant": "pld",
-}
+        decide(ADULT, TENTH, TrainSpec(method="auto", loss="softmax"))
 
 
 @pytest.mark.parametrize("method", ["bolt-on", "dp-gd", "whitened-dp-gd", "scs13", "bst14", "dp-sgd"])
 @pytest.mark.parametrize("clip", [1e-300, 1e-318, 5e-324])
 def test_a_clip_too_small_for_float64_is_refused(clip: float, method: str) -> None:
     with pytest.raises(GuaranteeError, match="take a larger clip"):
-        TRAIN.plan_problem(Problem(1000, 5, 1, "binary"), TENTH, TrainSpec(method=method, clip=clip))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_an_option_that_a_method_does_not_use_is_refused(method: str) -> None:
-    assert set(GIVEN) == {f.name for f in dataclasses.fields(TrainSpec)} - {"method"}
-    for name, value in GIVEN.items():
-        if name in METHOD_OPTIONS[method]:
-            TrainSpec(method=method, **{name: value})
-            continue
-        public = name.rstrip("_")
-        with pytest.raises(SpecError, match=f"^{public} belongs to method .*not to {method}: leave"):
-            TrainSpec(method=method, **{name: value})
-
-
-def test_every_method_has_its_options_and_its_module() -> None:
-    assert set(METHOD_OPTIONS) == set(METHODS)
-    assert set(TRAIN._METHODS) == set(METHODS) - {"auto"}
+        planning.plan_problem(Problem(1000, 5, 1, "binary"), TENTH, TrainSpec(method=method, clip=clip))

@@ -17,9 +17,10 @@ from pg_dpml.errors import SpecError
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.advice import advice, check_record, check_text
-from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck, ValueCount
+from pg_dpml.tables.checks import TableCheck, UnitCheck, ValueCheck
 from pg_dpml.tables.constraints import Bound, Facts, column_facts
 from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
+from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.tables.template import spec_template
 

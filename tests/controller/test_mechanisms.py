@@ -95,14 +95,16 @@ def test_gaussian_mu_for_large_epsilon(epsilon: float, delta: float) -> None:
 @pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3])
 def test_gaussian_noise_is_below_the_textbook(epsilon: float, delta: float) -> None:
     textbook = math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
-    assert textbook / gaussian.gaussian_stddev(1.0, epsilon, delta, 1) > 1.10
+    assert textbook / gaussian.gaussian_stddev(1.0, gaussian.gaussian_share(epsilon, delta, 1)) > 1.10
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), GRID)
 def test_gaussian_stddev_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
     library = pytest.importorskip("dp_accounting.gaussian_mechanism", reason="dp_accounting is not installed")
     expected = library.get_sigma_gaussian(epsilon, delta)
-    assert gaussian.gaussian_stddev(1.0, epsilon, delta, 1) == pytest.approx(expected, rel=1e-6)
+    assert gaussian.gaussian_stddev(1.0, gaussian.gaussian_share(epsilon, delta, 1)) == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_gaussian_mu_refuses_other_domains(epsilon: float, delta: float) -> None
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
 def test_noise_scales(sensitivity: float, epsilon: float) -> None:
     mu = gaussian.gaussian_mu(epsilon, 1e-6)
-    stddev = gaussian.gaussian_stddev(sensitivity, epsilon, 1e-6, 1)
+    stddev = gaussian.gaussian_stddev(sensitivity, gaussian.gaussian_share(epsilon, 1e-6, 1))
     left = mu - resolution.sampler_mu(1)
     assert sensitivity / left <= stddev <= sensitivity / left * (1.0 + 1e-11)
     scale = knorm.knorm_scale(sensitivity, epsilon, 1)
@@ -137,7 +139,9 @@ def test_the_sampler_has_its_share(epsilon: float, n_numbers: int) -> None:
     taken = 2.0 * math.sqrt(2.0 * math.pi) * n_numbers * 2.0**-48
     assert left == pytest.approx(whole - taken, rel=1e-9)
     assert gaussian.gaussian_delta(epsilon, left + taken) <= delta - resolution.sampler_delta(n_numbers)
-    assert gaussian.gaussian_stddev(3.0, epsilon, delta, n_numbers) == pytest.approx(3.0 / left)
+    assert gaussian.gaussian_stddev(3.0, gaussian.gaussian_share(epsilon, delta, n_numbers)) == pytest.approx(
+        3.0 / left
+    )
     scale = knorm.knorm_scale(3.0, epsilon, n_numbers, 5) if n_numbers < 10**9 else math.inf
     if scale < math.inf:
         assert scale == pytest.approx(
@@ -153,7 +157,7 @@ def test_a_share_above_a_hundredth_is_refused() -> None:
     with pytest.raises(ResolutionError, match=r"mu = .* more than a hundredth of the run's"):
         resolution.require_share(taken, 99.0 * taken, "mu")
     with pytest.raises(ResolutionError, match="more than a hundredth"):
-        gaussian.gaussian_stddev(1.0, 1e-4, 1e-9, 10**9)
+        gaussian.gaussian_stddev(1.0, gaussian.gaussian_share(1e-4, 1e-9, 10**9))
     with pytest.raises(ResolutionError, match=r"epsilon = .* more than a hundredth"):
         knorm.knorm_scale(1.0, 1e-10, 1)
 
@@ -253,7 +257,7 @@ def test_calibration_has_head_room_for_grid_and_rounding() -> None:
 def test_the_smaller_noise_is_taken(epsilon: float, delta: float, n_weights: int) -> None:
     noise = output.calibrate(1.0, 0.0, n_weights, epsilon, delta)
     stddevs = {
-        "gaussian": gaussian.gaussian_stddev(1.0, epsilon, delta, 1),
+        "gaussian": gaussian.gaussian_stddev(1.0, gaussian.gaussian_share(epsilon, delta, 1)),
         "k-norm": knorm.knorm_scale(1.0, epsilon, 1) * math.sqrt(n_weights + 1),
     }
     assert noise.kind in stddevs

@@ -11,7 +11,7 @@ from pg_dpml.errors import DpmlError, SpecError
 from pg_dpml.names import did_you_mean, nearest, parse, reads_as, shown, toml_key, visible
 from pg_dpml.spec.columns import Column
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,17 +14,18 @@ from scipy.stats import binom
 
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
-from pg_dpml.methods.noisy_sgd import plan
-from pg_dpml.methods.plan import Plan, Problem
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.accounting import subsampled
+from pg_dpml.privacy.noise import growth
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
-from pg_dpml.reports import report
+from pg_dpml.reports import plan_report
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.sgd import Sgd
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 ADULT = Problem(39_118, 106, 1, "binary")
 MNIST = Problem(56_046, 785, 10, "multiclass")
@@ -36,7 +37,7 @@ METHODS = ("scs13", "bst14", "dp-sgd")
 def planned(
     method: str, problem: Problem = ADULT, privacy: PrivacySpec | None = None, **options: Any
 ) -> tuple[Plan, Sgd, StepNoise]:
-    decided = plan(problem, privacy or PrivacySpec(0.5), TrainSpec(method=method, **options))
+    decided = decide(problem, privacy or PrivacySpec(0.5), TrainSpec(method=method, **options))
     assert isinstance(decided.work, Sgd)
     assert isinstance(decided.noise, StepNoise)
     return decided, decided.work, decided.noise
@@ -95,10 +96,10 @@ def test_the_accounts_of_bst14_beside_each_other(
         "pld": pytest.approx(pld, abs=0.02),
     }
     assert noise.noise_multiplier == pytest.approx(pld, abs=0.02)
-    text = " ".join(report.plan_text(decided).split())
+    text = " ".join(plan_report.plan_text(decided).split())
     assert f"{published:.2g} as published" in text.replace("96.1", "96").replace("48.0", "48")
     assert f"{advanced:.3g} by strong composition" in text
-    record = json.loads(json.dumps(report.plan_record(decided)))
+    record = json.loads(json.dumps(plan_report.plan_record(decided)))
     assert set(record["noise"]["multipliers"]) == {"published", "advanced", "pld"}
     _, _, noise = planned("bst14", COVERTYPE, PrivacySpec(0.1, relation=relation), accountant="advanced")
     assert noise.accountant == "advanced"
@@ -186,7 +187,7 @@ def test_units_of_several_rows_multiply_the_sensitivity(method: str) -> None:
     _, sgd, unit = planned(method, Problem(39_118, 106, 1, "binary", "household", 4))
     assert unit.sensitivity == 4.0 * row.sensitivity
     assert unit.scale == pytest.approx(4.0 * row.scale, rel=1e-6)
-    assert sgd.options(39_118)["units"] == 4
+    assert sgd.options(39_118)["max_rows_per_unit"] == 4
     assert sgd.batch_size == planned(method)[1].batch_size  # of units
 
 
@@ -223,7 +224,7 @@ def test_any_number_of_rows(method: str, n_units: int) -> None:
     assert noise.steps == sgd.steps(n_units, sgd.passes)
     assert (sgd.noise is None) == (noise.scale == 0.0) == (n_units == 0)
     assert math.isfinite(noise.score_stddev)
-    assert report.plan_text(decided)
+    assert plan_report.plan_text(decided)
 
 
 @pytest.mark.parametrize("method", ["bst14", "dp-sgd"])
@@ -316,7 +317,7 @@ def test_growth_of_the_noise(steps: int, kind: str, lambda_: float, average: flo
     """The linear recursion itself, for one coordinate."""
     schedule = Schedule(kind, step_size=0.7, lambda_=lambda_ or 0.02)
     first = steps - max(1, math.ceil(average * steps)) + 1 if average else 0
-    found = step_noise.noise_growth(
+    found = growth.noise_growth(
         schedule=schedule,
         steps=steps,
         lambda_=lambda_,
@@ -342,7 +343,7 @@ def test_growth_is_at_most_the_radius() -> None:
 
 
 def test_plans_say_what_they_do() -> None:
-    texts = {method: " ".join(report.plan_text(planned(method, MNIST)[0]).split()) for method in METHODS}
+    texts = {method: " ".join(plan_report.plan_text(planned(method, MNIST)[0]).split()) for method in METHODS}
     assert "in one batch of each of 10 passes" in texts["scs13"]
     assert "Poisson batches" in texts["dp-sgd"]
     assert "momentum 0.9" in texts["dp-sgd"]
@@ -354,14 +355,14 @@ def test_plans_say_what_they_do() -> None:
 @pytest.mark.parametrize("method", ["dp-sgd", "bst14"])
 def test_a_batch_of_more_rows_than_there_are_is_refused(method: str) -> None:
     problem = Problem(1000, 5, 1, "binary")
-    plan(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1000))
+    decide(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1000))
     with pytest.raises(SpecError, match="batch_size must be at most the number of rows, 1,000, not 1,001"):
-        plan(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1001))
+        decide(problem, PrivacySpec(1.0), TrainSpec(method, batch_size=1001))
 
 
 def test_a_plan_shows_the_ball_and_the_average() -> None:
     problem = Problem(1000, 5, 1, "binary")
-    lines = dict(plan(problem, PrivacySpec(1.0), TrainSpec("bst14")).work.lines())
+    lines = dict(decide(problem, PrivacySpec(1.0), TrainSpec("bst14")).work.lines())
     assert "in a ball of radius 10" in lines["Steps"]
-    lines = dict(plan(problem, PrivacySpec(1.0), TrainSpec("dp-sgd")).work.lines())
+    lines = dict(decide(problem, PrivacySpec(1.0), TrainSpec("dp-sgd")).work.lines())
     assert "the model is the mean from step" in lines["Steps"]

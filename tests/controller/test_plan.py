@@ -10,19 +10,25 @@ import itertools
 import json
 import math
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
+import neighbours
 import oracles
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.methods import baselines, bolt_on
-from pg_dpml.methods.plan import Problem
+from pg_dpml.methods import bolt_on
+from pg_dpml.methods.bolt_on import BoltOn
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.cost import Accounting
-from pg_dpml.runs.train import plan_problem
+from pg_dpml.runs.planning import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import METHOD_OPTIONS, METHODS, NOT_PRIVATE_METHODS, SCHEDULES, TrainSpec
+from pg_dpml.training.method import method_options, private_methods
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 PROBLEMS = {
     "logistic": Problem(90, 4, 1, "binary"),
@@ -35,7 +41,7 @@ ONE = PrivacySpec(1.0)
 
 
 def bolt(problem: Problem = ADULT, privacy: PrivacySpec = ONE, **training: Any) -> Any:
-    return bolt_on.plan(problem, privacy, TrainSpec(method="bolt-on", **training))
+    return decide(problem, privacy, TrainSpec(method="bolt-on", **training))
 
 
 def sensitivity(plan: Any) -> float:
@@ -75,7 +81,7 @@ def brute_force(plan: Any) -> float:
 
 @pytest.mark.parametrize("relation", Relation)
 @pytest.mark.parametrize("loss", PROBLEMS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", neighbours.SCHEDULES)
 def test_sensitivity_is_that_of_brute_force(schedule: str, loss: str, relation: Relation) -> None:
     options = itertools.product((0.0, 0.02), (7, 50, 200), ("none", "all", "tail"), (False, True))
     for lambda_, batch_size, average, fresh_order in options:
@@ -121,8 +127,8 @@ def test_units_of_several_rows_multiply_the_sensitivity() -> None:
     assert sensitivity(several) == pytest.approx(4.0 * sensitivity(one), rel=1e-12)
     assert several.work.smoothness == 4.0 * one.work.smoothness
     assert several.work.schedule.max_step == pytest.approx(one.work.schedule.max_step / 4.0)
-    assert several.work.options(90)["units"] == 4
-    assert "units" not in one.work.options(90)
+    assert several.work.options(90)["max_rows_per_unit"] == 4
+    assert "max_rows_per_unit" not in one.work.options(90)
 
 
 def test_a_clip_sets_the_sensitivity() -> None:
@@ -187,7 +193,7 @@ def test_defaults_come_from_public_numbers_alone() -> None:
     public = ["n_units", "n_features", "n_outputs", "task", "unit", "max_rows_per_unit", "budget"]
     assert [field.name for field in dataclasses.fields(Problem)] == public
     assert [field.name for field in dataclasses.fields(Accounting)] == ["rule", "relation"]
-    assert list(inspect.signature(bolt_on.plan).parameters) == ["problem", "privacy", "spec"]
+    assert list(inspect.signature(BoltOn().plan).parameters) == ["problem", "privacy", "options"]
     assert bolt() == bolt()
 
 
@@ -212,7 +218,7 @@ def test_default_total_step_makes_the_noise_in_a_score_a_constant(
 
 
 @pytest.mark.parametrize("loss", PROBLEMS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", neighbours.SCHEDULES)
 @pytest.mark.parametrize("lambda_", [0.001, 0.3, 100.0])
 def test_no_step_exceeds_its_cap(loss: str, schedule: str, lambda_: float) -> None:
     plan = bolt(PROBLEMS[loss], loss=loss, schedule=schedule, lambda_=lambda_, step_size=1e9, exponent=0.0)
@@ -226,16 +232,21 @@ def test_passes_are_fixed_beforehand() -> None:
     for training in given:
         plan = bolt(**training)
         assert plan.private
-        assert plan.tolerance is None
         assert plan.work.passes == training.get("passes", bolt().work.passes)
+        asked = MagicMock(return_value=(np.zeros(3), 1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bolt_on, "run_passes", asked)
+            patch.setattr(bolt_on, "release", lambda plan, weights: weights)
+            plan.run(None)
+        asked.assert_called_once_with(None, plan.work)  # no tolerance
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in NOT_PRIVATE_METHODS])
+@pytest.mark.parametrize("method", private_methods())
 @pytest.mark.parametrize("delta", [None, 0.0])
 def test_a_plan_says_whether_its_passes_depend_on_the_rows(method: str, delta: float | None) -> None:
     """Requests need the owner's word for those; only of bolt-on with lambda can a private run have them."""
     problems = [ADULT, Problem(30_000, 5, 1, "regression"), Problem(30_000, 5, 3, "multiclass")]
-    lambdas = (None, 1e-3) if "lambda_" in METHOD_OPTIONS[method] else (None,)
+    lambdas = (None, 1e-3) if method in method_options()["lambda_"] else (None,)
     for problem, lambda_ in itertools.product(problems, lambdas):
         training = TrainSpec(method=method, lambda_=lambda_)
         with contextlib.suppress(SpecError, GuaranteeError):  # which refuse the combination
@@ -325,7 +336,7 @@ def test_averages(average: str, tail: float, first: int) -> None:
 
 
 def noiseless(problem: Problem = ADULT, **training: Any) -> Any:
-    return baselines.plan(problem, None, TrainSpec(method="noiseless", **training))
+    return decide(problem, None, TrainSpec(method="noiseless", **training))
 
 
 def test_noiseless_is_stamped_not_private() -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from documents import text_of
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import CalibrationBin
 from pg_dpml.ledger.models import Charge, Model
 from pg_dpml.privacy.meaning import belief_text, chance_text, posterior, share_text, suspicion
-from pg_dpml.reports import plots, report
+from pg_dpml.reports import evaluation_report, model_report, plots, words
 from pg_dpml.reports.html import LONGEST_WORD, model_html
 
 EVIL = "<script>alert('&')</script>"
@@ -46,8 +47,8 @@ MODEL = Model(
     encoder={"columns": [], "norm": "normalize", "label": {"name": EVIL}},
     privacy={"epsilon": 1.0, "delta": 1e-9, "relation": "replace_one", "noise": NOISE},
     training={
-        "dataset": EVIL,
-        "n_rows": 1000,
+        "table_name": EVIL,
+        "n_units": 1000,
         "passes": 3,
         "options": {EVIL: EVIL},
         "features": [EVIL, "$x_2$", "naïve 特\x07", "intercept"],
@@ -116,7 +117,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def words(document: str) -> str:
+def words_of(document: str) -> str:
     return " ".join(Reader(document).text.split())
 
 
@@ -136,7 +137,7 @@ def test_names_are_escaped() -> None:
     document = html()
     assert "<script" not in document
     assert "alert('" not in document
-    assert words(document).count(EVIL) > 9  # everywhere, as text
+    assert words_of(document).count(EVIL) > 9  # everywhere, as text
 
 
 def test_pictures() -> None:
@@ -150,7 +151,7 @@ def test_pictures() -> None:
 
 @words_only
 def test_the_guarantee_in_words() -> None:
-    text = words(html())
+    text = words_of(html())
     for part in (
         "e1 = 2.72",
         "73.1 %",
@@ -163,11 +164,11 @@ def test_the_guarantee_in_words() -> None:
     assert "standard deviation 0.25" in text
     assert "-3.0000" in text
     units = replace(MODEL, privacy={**MODEL.privacy, "unit": "patient", "max_rows_per_unit": 5})
-    text = words(html(units))
+    text = words_of(html(units))
     assert "all rows with one value of patient" in text
     assert "at most 5 are used" in text
     blanked = replace(MODEL, privacy={**MODEL.privacy, "relation": "add_remove", "epsilon": 30.0})
-    text = words(html(blanked))
+    text = words_of(html(blanked))
     assert "rather than being blanked out" in text
     assert "more than 99.99 %" in text
 
@@ -182,12 +183,12 @@ def test_posterior(prior: float, epsilon: float) -> None:
         assert np.log(odds) == pytest.approx(epsilon, rel=1e-9)
 
 
-def test_the_readme_says_what_an_epsilon_means() -> None:
+def test_the_documents_say_what_an_epsilon_means() -> None:
     """In the words of the report, so that neither can say anything else."""
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    [heading] = re.findall(r"^\| epsilon \|(.*)\|$", readme, re.MULTILINE)
+    page = text_of("docs/choosing.md")
+    [heading] = re.findall(r"^\| epsilon \|(.*)\|$", page, re.MULTILINE)
     priors = [float(share) / 100.0 for share in re.findall(r"([\d.]+) % becomes", heading)]
-    rows = re.findall(r"^\| ([\d.]+) \| (.* %.*) \|$", readme, re.MULTILINE)
+    rows = re.findall(r"^\| ([\d.]+) \| (.* %.*) \|$", page, re.MULTILINE)
     assert [float(epsilon) for epsilon, _ in rows] == [0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0]
     for epsilon, cells in rows:
         assert cells.split(" | ") == [share_text(posterior(prior, float(epsilon))) for prior in priors]
@@ -197,10 +198,10 @@ def test_the_readme_says_what_an_epsilon_means() -> None:
 @pytest.mark.parametrize("unit", [None, "patient", "Patient ID"])
 def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> None:
     privacy = {**MODEL.privacy, "relation": relation, "unit": unit, "epsilon": 3.0, "delta": 1e-6}
-    guarantee = report.guarantee_of(replace(MODEL, privacy=privacy))
+    guarantee = words.guarantee_of(replace(MODEL, privacy=privacy))
     assert guarantee is not None
     named = {None: "one row", "patient": "of patient", "Patient ID": 'of "Patient ID"'}[unit]
-    assert report._promise_lines(guarantee)[0][1].endswith(named)
+    assert words.promise_lines(guarantee)[0][1].endswith(named)
     text = belief_text(guarantee)
     assert suspicion(guarantee) in text
     assert "a belief of 50 % becomes at most 95.3 % by seeing the model" in text
@@ -211,7 +212,7 @@ def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> N
 
 def test_a_percentage_stays_on_one_line() -> None:
     for filler in range(100):
-        text = "\n".join(report._filled([("Meaning", f"{'x ' * filler}50 % becomes 73.1 %")]))
+        text = "\n".join(words.filled_lines([("Meaning", f"{'x ' * filler}50 % becomes 73.1 %")]))
         assert "50 %" in text
         assert "73.1 %" in text
         assert max(map(len, text.splitlines())) <= 100
@@ -227,14 +228,14 @@ def test_no_share_reads_as_certainty() -> None:
 def test_not_private_is_stamped() -> None:
     plain = replace(MODEL, private=False, privacy={"private": False}, charge=None)
     document = html(plain, charges=[])
-    text = words(document)
+    text = words_of(document)
     assert 'class="stamp"' in document
     assert "NOT PRIVATE" in text
     assert "What an attacker learns at most" not in text
     assert 'class="stamp"' not in html()
-    assert "NOT PRIVATE" in report.model_text(plain)
-    assert report.model_record(plain)["private"] is False
-    assert "NOT PRIVATE" in report.models_text([plain])
+    assert "NOT PRIVATE" in model_report.model_text(plain)
+    assert model_report.model_record(plain)["private"] is False
+    assert "NOT PRIVATE" in model_report.models_text([plain])
 
 
 @words_only
@@ -242,7 +243,7 @@ def test_a_report_to_hand_on_has_no_more_than_its_reader_needs() -> None:
     """Neither names and charges of other models, nor options that no reader could make sense of."""
     other = replace(CHARGE, id=8, model="the other model", method="dp-sgd")
     options = {"losses": False, "clip": 0.5}
-    text = words(
+    text = words_of(
         html(replace(MODEL, training={**MODEL.training, "options": options}), charges=[CHARGE, other])
     )
     assert "the other model" not in text
@@ -310,8 +311,8 @@ PAGE = replace(
     owner=LONG,
     encoder={"columns": [], "norm": "normalize", "label": {"name": "y"}},
     training={
-        "dataset": LONG,
-        "n_rows": 9,
+        "table_name": LONG,
+        "n_units": 9,
         "features": [LONG, "p", "q", "r"],
         "versions": {"PostgreSQL": "16"},
     },
@@ -388,13 +389,13 @@ def test_several_classes_and_regression() -> None:
     several = replace(
         MODEL, task="multiclass", loss="softmax", classes=("a", "b", "c"), weights=np.arange(12.0) - 5.0
     )
-    text = words(html(several, evaluation=None))
+    text = words_of(html(several, evaluation=None))
     assert "Featureabc" in text  # three columns
     numbers = replace(MODEL, task="regression", loss="squared", classes=None)
     measured = Evaluation(
         model="m", table="t", private=True, mode="public", n_rows=9, mean_squared_error=4.0, r_squared=0.5
     )
-    text = words(html(numbers, evaluation=measured))
+    text = words_of(html(numbers, evaluation=measured))
     assert "Root mean squared error2" in text
     assert "R squared0.5000" in text
 
@@ -402,15 +403,15 @@ def test_several_classes_and_regression() -> None:
 @words_only
 def test_charges_add_up_only_if_they_are_about_the_same_neighbours() -> None:
     other = replace(CHARGE, id=8, epsilon=Decimal("0.10"), delta=Decimal("1e-12"))
-    text = words(html(charges=[CHARGE, other]))
+    text = words_of(html(charges=[CHARGE, other]))
     assert "with this one there were 2" in text
     assert "together at most (1.10, 1e-09)-differential privacy, by adding up" in text
-    text = words(html(charges=[CHARGE, replace(other, relation="add_remove")]))
+    text = words_of(html(charges=[CHARGE, replace(other, relation="add_remove")]))
     assert "do not simply add up" in text
-    assert "may not read dpml.ledger" in words(html(charges=None))
+    assert "may not read dpml.ledger" in words_of(html(charges=None))
     for none in ([], [CHARGE]):
-        assert "there were none when this report was made" in words(html(charges=none))
-    assert "with this one there were 1" in words(html(charges=[other]))
+        assert "there were none when this report was made" in words_of(html(charges=none))
+    assert "with this one there were 1" in words_of(html(charges=[other]))
 
 
 @words_only
@@ -421,10 +422,10 @@ def test_long_lists_are_cut() -> None:
         n_features=500,
         training={**MODEL.training, "features": [f"f{i}" for i in range(500)]},
     )
-    assert "The 40 largest of 500" in words(html(wide, evaluation=None)) + html(wide, evaluation=None)
-    assert len(report.model_text(wide).splitlines()) < 60
+    assert "The 40 largest of 500" in words_of(html(wide, evaluation=None)) + html(wide, evaluation=None)
+    assert len(model_report.model_text(wide).splitlines()) < 60
     many = tuple((f"c{i}", f"c{j}", 1) for i in range(10) for j in range(10))
-    text = report.evaluation_text(replace(EVALUATION, confusion=many))
+    text = evaluation_report.evaluation_text(replace(EVALUATION, confusion=many))
     assert "--format json has all" in text
     assert len(text.splitlines()) < 60
 
@@ -439,9 +440,9 @@ WHITENED = replace(
 
 
 def test_text_of_a_whitened_model() -> None:
-    text = report.model_text(WHITENED)
+    text = model_report.model_text(WHITENED)
     assert "divided by the length of the row after the model's whitening matrix" in " ".join(text.split())
-    assert "whitening" not in report.model_text(replace(WHITENED, whitening=None))
+    assert "whitening" not in model_report.model_text(replace(WHITENED, whitening=None))
     heading, *lines = text.splitlines()[-5:]
     assert heading.startswith("Coefficients and the standard deviation of the noise in each; ~ marks")
     found = [line.split() for line in lines]
@@ -454,21 +455,21 @@ def test_text_of_a_whitened_model() -> None:
     np.testing.assert_allclose([float(line[2]) for line in found], [2.5, 0.9, 0.0251, 0.25], rtol=1e-2)
     assert [line[3:] for line in found] == [["~"], [], [], ["~"]]
     without = replace(WHITENED, private=False, privacy={"private": False}, charge=None)
-    assert report.model_text(without).splitlines()[-5:][0] == "Coefficients"
+    assert model_report.model_text(without).splitlines()[-5:][0] == "Coefficients"
 
 
 @words_only
 def test_html_of_a_whitened_model() -> None:
     document = html(WHITENED)
-    text = words(document)
+    text = words_of(document)
     assert "divided by the length of the row after the model's whitening matrix" in text
     assert "noise of the standard deviation in the last column" in text
     assert "FeatureCoefficientNoiseq-3.00002.5s" in text
-    assert "whitening" not in words(html())
+    assert "whitening" not in words_of(html())
     several = replace(
         WHITENED, task="multiclass", loss="softmax", classes=("a", "b", "c"), weights=np.arange(12.0) - 5.0
     )
-    assert "FeatureabcNoise" in words(html(several, evaluation=None))
+    assert "FeatureabcNoise" in words_of(html(several, evaluation=None))
 
 
 def test_pictures_of_a_whitened_model() -> None:
@@ -476,11 +477,11 @@ def test_pictures_of_a_whitened_model() -> None:
 
 
 def test_the_record_of_a_whitened_model() -> None:
-    record = report.model_record(WHITENED)
+    record = model_report.model_record(WHITENED)
     assert record["format"] == "pg_dpml model, version 2"
     assert WHITENED.whitening is not None
     np.testing.assert_array_equal(record["whitening"], WHITENED.whitening)
-    assert report.model_record(MODEL)["whitening"] is None
+    assert model_report.model_record(MODEL)["whitening"] is None
 
 
 @pytest.mark.parametrize("damped", [True, False])
@@ -488,12 +489,12 @@ def test_noise_that_steps_damp_is_a_bound(damped: bool) -> None:
     noise = NOISE | {"damped": damped}
     model = replace(MODEL, name="m", privacy=dict(MODEL.privacy) | {"noise": noise})
     html = model_html(model, charges=None, evaluation=None, versions={})
-    for text in (report.model_text(model), html):
+    for text in (model_report.model_text(model), html):
         assert ("standard deviation at most 0.25" in text) is damped
 
 
 def test_text_says_what_is_within_the_noise() -> None:
     model = replace(MODEL, name="m", training={**MODEL.training, "features": ["p", "q", "r", "s"]})
-    lines = report.model_text(model).splitlines()[-4:]
+    lines = model_report.model_text(model).splitlines()[-4:]
     assert [line.split()[0] for line in lines] == ["q", "s", "p", "r"]
     assert [line.endswith("~") for line in lines] == [False, False, False, True]

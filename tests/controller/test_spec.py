@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from pg_dpml.errors import SpecError
+from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.files import read_text
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 
 BINARY = Label("income", positive=">50K")
 AGE = Column("age", lower=17, upper=90)

@@ -10,8 +10,8 @@ import pytest
 
 from pg_dpml.blocks.portions import equal_sizes
 from pg_dpml.errors import SpecError
-from pg_dpml.spec.grid import Grid
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.runs.grid import Grid
+from pg_dpml.training.spec import TrainSpec
 
 
 def test_a_grid_is_every_combination() -> None:
@@ -73,11 +73,11 @@ def test_grid_files(tmp_path: Path, text: str, n: int) -> None:
         ),
         (
             {"grid": [{"method": ["bolt-on"]}, {"loss": ["logistic"]}], "training": {"lambda": 0.1}},
-            "lambda belongs to method dp-gd",
+            "lambda belongs to method .*dp-gd",
         ),
-        ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, solver, loss"),
+        ({"grid": {"alpha": [1, 2]}}, "unknown key 'alpha'; known are method, loss"),
         ({"grid": {"lambda_": [1, 2]}}, "unknown key 'lambda_'"),
-        ({"grid": {"lambda": [0.0, 0.1]}}, "lambda belongs to method dp-gd or bolt-on .*name the method"),
+        ({"grid": {"lambda": [0.0, 0.1]}}, "lambda belongs to method .*dp-gd.*name the method"),
         ({"grid": {"passes": [1, 0]}, "training": {"method": "bolt-on"}}, "passes must be a whole number"),
         (
             {"grid": {"passes": [1]}, "training": {"method": "bolt-on"}},

@@ -16,7 +16,7 @@ from anytable import PRIVACY, TRAINING, YES, X, encoded, refused, run
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
 ROWS = "SELECT g::int AS id, g % 11 AS x, g % 2 = 0 AS y FROM generate_series(1, 30) g"
@@ -275,7 +275,7 @@ def test_names_of_nothing(connection: psycopg.Connection, name: str) -> None:
 )
 def test_filters(connection: psycopg.Connection, where: str, rows: int) -> None:
     model = run(connection, DataSpec("rows", YES, (X,), where=where, definition_is_public=True))
-    query = "SELECT n_rows FROM dpml.ledger WHERE model = %s"
+    query = "SELECT n_units FROM dpml.ledger WHERE model = %s"
     assert scalar(connection, query, model) == rows
 
 

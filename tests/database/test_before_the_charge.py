@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import pg_dpml
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.errors import DpmlError, RunFailedError, SpecError
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 from sqltools import empty_registry, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 import people
 import pg_dpml
 from people import create_people, make_people
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session
@@ -36,7 +36,7 @@ from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -87,19 +87,19 @@ def charge(
     guarantee: Guarantee = TENTH,
     *,
     isolation: str = "READ COMMITTED",
-    request: str | None = None,
+    charge_key: str | None = None,
     dataset: str | None = "census",
     table: str = "people",
 ) -> charging.Charged:
     """As a run does."""
     with Database(dsn).session(isolation) as session:
-        return charge_in(session, guarantee, request, dataset, table)
+        return charge_in(session, guarantee, charge_key, dataset, table)
 
 
 def charge_in(
     session: Session,
     guarantee: Guarantee = TENTH,
-    request: str | None = None,
+    charge_key: str | None = None,
     dataset: str | None = "census",
     table: str = "people",
 ) -> charging.Charged:
@@ -112,9 +112,9 @@ def charge_in(
         dataset=dataset,
         model="m",
         method="bolt-on",
-        n_rows=N,
+        n_units=N,
         mechanism={},
-        request=request,
+        charge_key=charge_key,
     )
 
 
@@ -123,12 +123,12 @@ def train(
     name: str,
     epsilon: float = 0.1,
     *,
-    request: str | None = None,
+    charge_key: str | None = None,
     training: TrainSpec = BOLT_ON,
     **changes: Any,
 ) -> pg_dpml.TrainResult:
     data = people.spec(**({"dataset": "census"} | changes))
-    return pg_dpml.train(dsn, data, PrivacySpec(epsilon, 1e-6), training, name=name, request=request)
+    return pg_dpml.train(dsn, data, PrivacySpec(epsilon, 1e-6), training, name=name, charge_key=charge_key)
 
 
 Dpml = Callable[..., Result]
@@ -222,10 +222,10 @@ def test_a_failed_run_stays_charged(database: str, connection: psycopg.Connectio
     )
     connection.execute("CREATE TRIGGER fail BEFORE INSERT ON dpml.models EXECUTE FUNCTION fail()")
     with pytest.raises(DpmlError, match="stay charged"):
-        train(database, "m", request="r")
+        train(database, "m", charge_key="r")
     assert left(database).cost.loss == Decimal("0.9")
     with pytest.raises(SpecError, match="stored no model"):
-        train(database, "m", request="r")
+        train(database, "m", charge_key="r")
     connection.execute("DROP TRIGGER fail ON dpml.models; DROP FUNCTION fail()")
 
 
@@ -414,17 +414,17 @@ def test_a_run_keeps_to_the_deltas(database: str, connection: psycopg.Connection
 
 def test_a_request_is_charged_once(database: str, connection: psycopg.Connection) -> None:
     open_budget(database)
-    first = train(database, "m", request="monday")
-    again = train(database, "m", request="monday")
+    first = train(database, "m", charge_key="monday")
+    again = train(database, "m", charge_key="monday")
     assert again.model.weights.tolist() == first.model.weights.tolist()
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == left(database).entries == 1
     with pytest.raises(SpecError, match="made model m"):
-        train(database, "other", request="monday")
-    train(database, "other", request="tuesday")
+        train(database, "other", charge_key="monday")
+    train(database, "other", charge_key="tuesday")
     assert left(database).entries == 2
 
     def ask(_: int) -> charging.Charged:
-        return charge(database, request="wednesday")
+        return charge(database, charge_key="wednesday")
 
     with ThreadPoolExecutor(10) as pool:
         charged = list(pool.map(ask, range(10)))
@@ -460,8 +460,8 @@ def test_without_a_budget_only_the_ledger_is_written(database: str, connection: 
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
     with pytest.raises(SpecError, match="no budget: dpml budget open census"):
         train(database, "m2")
-    with pytest.raises(SpecError, match="request goes with a budget"):
-        train(database, "m2", dataset=None, request="r")
+    with pytest.raises(SpecError, match="charge_key goes with a budget"):
+        train(database, "m2", dataset=None, charge_key="r")
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
 
 
@@ -568,7 +568,7 @@ def test_a_dump_keeps_budgets(
     server: EmbeddedServer, database: str, connection: psycopg.Connection, tmp_path: Path, form: str
 ) -> None:
     open_budget(database)
-    train(database, "m", request="r")
+    train(database, "m", charge_key="r")
     charge(database)
     with Database(database).session() as session:
         opening.open_budget(session, "shut", epsilon=Decimal(1), delta=Decimal("1e-9"), rule="basic")
@@ -603,7 +603,7 @@ def test_a_dump_keeps_budgets(
                 assert scalar(other, kept) == scalar(connection, kept)
         with pytest.raises(BudgetError, match="closed"):
             charge(copy, dataset="shut", table="pets")
-        assert train(copy, "m", request="r").model.charge == last - 1
+        assert train(copy, "m", charge_key="r").model.charge == last - 1
         assert charge(copy).entry == last + 1
         assert charge(copy, dataset=None).entry == last + 2
         with psycopg.connect(copy) as other, pytest.raises(psycopg.Error, match="cannot drop extension"):
@@ -809,7 +809,7 @@ def test_a_budget_that_nothing_was_charged_to_is_opened_again(
     dpml("budget", "close", "census")
     for statement in (
         "UPDATE dpml.budgets SET epsilon = 100",
-        "INSERT INTO dpml.budget_entries (dataset, turn, request, loss, delta, terms) "
+        "INSERT INTO dpml.budget_entries (dataset, turn, charge_key, loss, delta, terms) "
         "VALUES ('census', 90, 'x', 0, 0, '{}')",
     ):
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
@@ -863,7 +863,7 @@ def test_a_curators_own_sql_leaves_no_gap_between_entries(
     """With one, a charge and new terms that do not see each other would have different numbers."""
     open_budget(database, "0.1", tables=("people",))
     connection.execute("CREATE ROLE carol LOGIN IN ROLE dpml_curator")
-    entry = "INSERT INTO dpml.budget_entries (dataset, turn, request, loss, delta, terms) VALUES "
+    entry = "INSERT INTO dpml.budget_entries (dataset, turn, charge_key, loss, delta, terms) VALUES "
     with psycopg.connect(database.replace("user='postgres'", "user='carol'"), autocommit=True) as carol:
         for turn in (-7, 0, 2, 90):
             for terms in ("'{}'", "NULL"):

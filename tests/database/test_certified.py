@@ -21,11 +21,12 @@ from people import BAD_PEOPLE, FloatArray, create_people, make_people
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import RunFailedError, SpecError
-from pg_dpml.methods import bolt_on, certified
-from pg_dpml.methods.plan import Plan
+from pg_dpml.methods import bolt_on
+from pg_dpml.methods.bolt_on import BoltOnPlan
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training import certified
+from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -54,7 +55,7 @@ class Spy:
         release, gradient, work_table = bolt_on.release, Blocks.gradient, Blocks.work_table
         copy_row = Session.copy_row
 
-        def spied_release(plan: Plan, weights: FloatArray) -> FloatArray:
+        def spied_release(plan: BoltOnPlan, weights: FloatArray) -> FloatArray:
             self.without_noise = weights.copy()
             return release(plan, weights)
 

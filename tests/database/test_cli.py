@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from people import create_people, make_people
-from pg_dpml.server.demo import ADULT_SPEC
+from pg_dpml.server.demo_data import ADULT_SPEC
 from sqltools import scalar
 
 # The command line does not depend on the server, and every command starts an interpreter.

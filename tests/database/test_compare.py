@@ -23,13 +23,13 @@ from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
-from pg_dpml.methods.job import Job
-from pg_dpml.reports import report
+from pg_dpml.reports import comparison_report
 from pg_dpml.reports.html import comparison_html
-from pg_dpml.runs.compare import DEFAULT_METHODS, MAJORITY
-from pg_dpml.spec.training import NOT_PRIVATE_METHODS
+from pg_dpml.runs.compare import MAJORITY, default_methods
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
+from pg_dpml.training.job import Job
+from pg_dpml.training.method import methods
 from sqltools import scalar
 
 # The package's function of the same name hides the module.
@@ -249,7 +249,7 @@ def test_what_auto_chooses_is_one_run(database: str, monkeypatch: pytest.MonkeyP
 
 
 def test_the_minimiser_alone_stands_for_no_privacy_by_default() -> None:
-    not_private = [method for method in DEFAULT_METHODS if method in NOT_PRIVATE_METHODS]
+    not_private = [method for method in default_methods() if not methods()[method].private]
     assert not_private == ["lbfgs"]
 
 
@@ -271,9 +271,9 @@ def test_rows_left_out_of_the_figures_are_told(
     assert found.left_out.undeclared_values[0].rows >= 60
     assert found.left_out.empty_classes == ()
     words = f"{found.left_out.nulls} whose label is NULL and {found.left_out.undeclared} whose label is not"
-    assert words in " ".join(report.comparison_text(found).split())
+    assert words in " ".join(comparison_report.comparison_text(found).split())
     assert words in comparison_html(found)
-    assert report.comparison_record(found)["left_out"]["nulls"] == found.left_out.nulls
+    assert comparison_report.comparison_record(found)["left_out"]["nulls"] == found.left_out.nulls
     connection.execute("DROP TABLE odd")
 
 

@@ -236,11 +236,13 @@ def test_an_open_drop_stops_nobody_else(database: str, connection: psycopg.Conne
 
 
 WHO = {
-    "ledger.charged_by": "(dataset, model, method, private, mechanism) VALUES ('x', 'x', 'x', false, '{}')",
+    "ledger.charged_by": "(table_name, model, method, epsilon, delta, relation, n_units, mechanism) "
+    "VALUES ('x', 'x', 'x', 1, 0, 'replace_one', 1, '{}')",
     "models.owner": f"(name, {MODEL}) VALUES ('x', {VALUES})",
     "budgets.opened_by": "(dataset, rule, epsilon, delta, relation, tables, min_epsilon, min_delta, "
     "max_delta, loss_limit, delta_limit) VALUES ('x', 'basic', 1, 0, 'replace_one', '{}', 0.001, 0, 0, 1, 0)",
-    "budget_entries.entered_by": "(dataset, turn, request, loss, delta) SELECT 'offered', count(*) + 1, 'x', "
+    "budget_entries.entered_by": "(dataset, turn, charge_key, loss, delta) SELECT "
+    "'offered', count(*) + 1, 'x', "
     "0, 0 FROM dpml.budget_entries WHERE dataset = 'offered'",
     "datasets.registered_by": "(name, role, source, source_owner, spec, min_epsilon, max_epsilon, min_delta, "
     "max_delta, max_passes) VALUES ('free', 'dpml_analyst', 'x', 'x', 'x', 0.001, 1, 0, 0, 1)",

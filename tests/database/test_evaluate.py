@@ -20,7 +20,7 @@ from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.noise import sums
-from pg_dpml.reports import report
+from pg_dpml.reports import evaluation_report, words
 from pg_dpml.tables.labels import LeftOut
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
@@ -54,7 +54,7 @@ def clean(connection: psycopg.Connection) -> None:
 
 
 def charges(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
-    columns = "dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism"
+    columns = "table_name, model, method, epsilon, delta, relation, n_units, mechanism"
     return connection.execute(
         f"SELECT {columns} FROM dpml.ledger WHERE method = 'evaluate' ORDER BY id".encode()
     ).fetchall()
@@ -94,12 +94,14 @@ def test_the_owners_figures_are_stamped(database: str) -> None:
     assert (public.mode, owner.mode) == ("public", "owner")
     for name in ("accuracy", "confusion", "auc", "roc", "calibration", "n_rows"):
         assert getattr(public, name) == getattr(owner, name)
-    text, record = report.evaluation_text(owner), report.evaluation_record(owner)
+    text, record = evaluation_report.evaluation_text(owner), evaluation_report.evaluation_record(owner)
     assert text.startswith(OWNER_ONLY)
     assert OWNER_ONLY in record["not_private"]
     json.dumps(record, allow_nan=False)
-    assert OWNER_ONLY not in report.evaluation_text(public)
-    assert report.evaluation_record(public)["not_private"] == [report.NOT_PRIVATE]  # because of the model
+    assert OWNER_ONLY not in evaluation_report.evaluation_text(public)
+    assert evaluation_report.evaluation_record(public)["not_private"] == [
+        words.NOT_PRIVATE
+    ]  # because of the model
 
 
 # Exact figures
@@ -138,7 +140,7 @@ def test_one_class_has_no_curve(database: str, connection: psycopg.Connection) -
     connection.execute("CREATE TABLE rich AS SELECT * FROM people WHERE rich = 'yes'")
     found = pg_dpml.evaluate(database, "binary", "rich", public=True)
     assert (found.auc, found.roc, found.majority) == (None, (), 1.0)
-    report.evaluation_text(found)
+    evaluation_report.evaluation_text(found)
     connection.execute("DROP TABLE rich")
 
 
@@ -195,12 +197,12 @@ def test_rows_left_out_of_exact_figures_are_told(database: str, respelt: str, mo
     assert found.n_rows == 40
     assert found.left_out == LeftOut(15, 45, (ValueCount("Yes.", 25), ValueCount("No.", 20)))
     assert found.left_out.n_rows == 60
-    text = " ".join(report.evaluation_text(found).split())
+    text = " ".join(evaluation_report.evaluation_text(found).split())
     assert (
         "60 rows are in no figure: 15 whose label is NULL and "
         "45 whose label is not declared ('Yes.' 25, 'No.' 20)."
     ) in text
-    record = json.loads(json.dumps(report.evaluation_record(found), allow_nan=False))
+    record = json.loads(json.dumps(evaluation_report.evaluation_record(found), allow_nan=False))
     assert record["left_out"]["nulls"] == 15
     assert record["left_out"]["undeclared"] == 45
     assert record["left_out"]["undeclared_values"][0] == {"value": "Yes.", "rows": 25}
@@ -215,8 +217,8 @@ def test_a_class_without_a_row_is_warned_of(database: str, connection: psycopg.C
     connection.execute("CREATE TABLE poor AS SELECT * FROM people WHERE rich = 'no'")
     found = pg_dpml.evaluate(database, "binary", "poor", public=True)
     assert found.left_out == LeftOut(empty_classes=("yes",))
-    assert "Warning: No row is of class 'yes'" in report.evaluation_text(found)
-    assert report.evaluation_record(found)["left_out"]["empty_classes"] == ("yes",)
+    assert "Warning: No row is of class 'yes'" in evaluation_report.evaluation_text(found)
+    assert evaluation_report.evaluation_record(found)["left_out"]["empty_classes"] == ("yes",)
     connection.execute("DROP TABLE poor")
 
 
@@ -322,17 +324,17 @@ def test_what_is_charged(database: str, connection: psycopg.Connection, relation
     found = pg_dpml.evaluate(database, "binary", "people", privacy=PrivacySpec(0.5, relation=relation))
     ((*entry, mechanism),) = charges(connection)
     delta = Decimal(repr(resolution.sampler_delta(1)))
-    assert entry == ["public.people", "binary", "evaluate", True, Decimal("0.5"), delta, relation.value, N]
+    assert entry == ["public.people", "binary", "evaluate", Decimal("0.5"), delta, relation.value, N]
     assert mechanism["kind"] == "k-norm"
     assert mechanism["scale"] == pytest.approx(2.0)
     assert (mechanism["sensitivity"], mechanism["grid"]) == (1, 1.0)
     assert (mechanism["release"], mechanism["clip"], mechanism["unit"]) == ("errors", None, None)
     assert found.error is not None
     assert found.error.charge == scalar(connection, "SELECT max(id) FROM dpml.ledger")
-    text = " ".join(report.evaluation_text(found).split())
-    for words in ("private rows", "+-", f"entry {found.error.charge}", relation.value, "(0.5, "):
-        assert words in text
-    record = report.evaluation_record(found)
+    text = " ".join(evaluation_report.evaluation_text(found).split())
+    for expected in ("private rows", "+-", f"entry {found.error.charge}", relation.value, "(0.5, "):
+        assert expected in text
+    record = evaluation_report.evaluation_record(found)
     assert record["error"]["guarantee"]["relation"] == relation.value
     assert "confusion" not in record
     json.dumps(record, allow_nan=False)
@@ -341,11 +343,11 @@ def test_what_is_charged(database: str, connection: psycopg.Connection, relation
 def test_what_a_regression_is_charged(database: str, connection: psycopg.Connection) -> None:
     found = pg_dpml.evaluate(database, "regression", "people", privacy=PrivacySpec(2.0, 1e-3), clip=4.0)
     ((*entry, mechanism),) = charges(connection)
-    assert entry[4:6] == [Decimal("2.0"), Decimal("0.001")]
+    assert entry[3:5] == [Decimal("2.0"), Decimal("0.001")]
     assert (mechanism["release"], mechanism["clip"]) == ("clipped squared errors", 4.0)
     assert mechanism["sensitivity"] == 2**20
     assert mechanism["scale"] == pytest.approx(2**20 / 2.0)
-    assert "clipped at 4" in report.evaluation_text(found)
+    assert "clipped at 4" in evaluation_report.evaluation_text(found)
 
 
 def test_units_of_the_model(database: str, connection: psycopg.Connection) -> None:
@@ -359,7 +361,7 @@ def test_units_of_the_model(database: str, connection: psycopg.Connection) -> No
     ((*entry, mechanism),) = charges(connection)
     assert (found.n_rows, entry[-1]) == (used, used)
     assert (mechanism["unit"], mechanism["max_rows_per_unit"], mechanism["sensitivity"]) == ("family", 3, 3)
-    assert "same family, of which at most 3" in " ".join(report.evaluation_text(found).split())
+    assert "same family, of which at most 3" in " ".join(evaluation_report.evaluation_text(found).split())
 
 
 # The order: charge, then read

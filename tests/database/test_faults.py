@@ -30,23 +30,23 @@ import people
 import pg_dpml
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger import opening
+from pg_dpml.runs.grid import Grid
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.server.host import Account, run_as, temporary_folder
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
+from plans import examples
 from sqltools import empty_registry, scalar
 
 N = 200
 PRIVACY = PrivacySpec(1, 1e-6)
-METHODS = ("bolt-on", "dp-gd", "whitened-dp-gd", "dp-sgd", "bst14", "scs13")
 STAYS = r"epsilon = 1, delta = 1e-06 stay charged \(entry {entry} of dpml.ledger\)"
 OURS = "application_name = 'dpml' AND datname = current_database() AND backend_type = 'client backend'"
 WORK_TABLES = "SELECT count(*) FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
@@ -149,15 +149,11 @@ def lose(number: int, how: Loss) -> Callable[[int, str], Loss]:
     return lambda request, text: how if request == number else Loss.NONE
 
 
-def sgd(method: str) -> Run:
-    return lambda dsn: train(dsn, training=TrainSpec(method=method, passes=2))
+def run_of(task: str, training: TrainSpec) -> Run:
+    return lambda dsn: train(dsn, data=people.spec(task), training=training)
 
 
-RUNS: dict[str, Run] = {method: sgd(method) for method in METHODS} | {
-    "certified": lambda dsn: train(dsn, training=TrainSpec(method="bolt-on", lambda_=0.01)),
-    "sufficient-statistics": lambda dsn: train(
-        dsn, data=people.spec("regression"), training=TrainSpec(method="sufficient-statistics")
-    ),
+RUNS: dict[str, Run] = {name: run_of(*given) for name, given in examples(private=True).items()} | {
     "units": lambda dsn: train(
         dsn, data=people.spec(columns=(people.FEATURES[0],), unit="gain", max_rows_per_unit=2)
     ),
@@ -257,11 +253,11 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
     with Database(database).session() as session:
         opening.open_budget(session, "census", epsilon=Decimal(100), delta=Decimal("0.1"), rule="basic")
     data = people.spec(dataset="census")
-    train(database, data=data, name="claims the table", request="claims the table")
+    train(database, data=data, name="claims the table", charge_key="claims the table")
     proxy.arm()
-    train(proxy.dsn, data=data, name="first", request="first")
+    train(proxy.dsn, data=data, name="first", charge_key="first")
     charge, store = (number for number, text in enumerate(proxy.requests, 1) if text == "COMMIT")
-    paid = "SELECT count(*) FROM dpml.budget_entries WHERE request = %s"
+    paid = "SELECT count(*) FROM dpml.budget_entries WHERE charge_key = %s"
     both = (
         "SELECT (SELECT array_agg(id ORDER BY id) FROM dpml.ledger) "
         "= (SELECT array_agg(charge ORDER BY charge) FROM dpml.budget_entries)"
@@ -270,16 +266,16 @@ def test_a_budget_is_charged_with_the_ledger_or_not_at_all(
         name = f"m{number}"
         proxy.arm(lose(number, how))
         with pytest.raises(DpmlError):
-            train(proxy.dsn, data=data, name=name, request=name)
+            train(proxy.dsn, data=data, name=name, charge_key=name)
         settle(clean)
         assert scalar(clean, both)
         charged = number > charge or (number == charge and how is Loss.ANSWER)
         assert scalar(clean, paid, name) == charged
         if charged and not (number == store and how is Loss.ANSWER):
             with pytest.raises(DpmlError, match="stored no model"):
-                train(database, data=data, name=name, request=name)
+                train(database, data=data, name=name, charge_key=name)
         else:
-            assert train(database, data=data, name=name, request=name).model.name == name
+            assert train(database, data=data, name=name, charge_key=name).model.name == name
         assert scalar(clean, paid, name) == 1
     assert scalar(clean, both)
 

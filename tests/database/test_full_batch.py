@@ -14,8 +14,9 @@ import pytest
 import oracles
 import people
 import pg_dpml
+import replay
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec, replay
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec
 from pg_dpml.blocks import packing
 from pg_dpml.blocks.blocks import Blocks, GramSums
 from pg_dpml.blocks.packing import PackedRows

@@ -18,7 +18,7 @@ import pytest
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
-from pg_dpml import replay
+import replay
 from pg_dpml.server.embedded import EmbeddedServer
 from sqltools import plain_spec, scalar
 
@@ -200,7 +200,16 @@ KEYS = [
         "step_size",
         "exponent",
     ),
-    *("rows", "average_from", "features", "clip_rows", "units", "noise", "noise_scale", "gradient_clip"),
+    *(
+        "rows",
+        "average_from",
+        "features",
+        "clip_rows",
+        "max_rows_per_unit",
+        "noise",
+        "noise_scale",
+        "gradient_clip",
+    ),
     *("momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip"),
     *("loss_clip", "columns", "intercept", "norm", "format", "label", "projection", "unknown", ""),
 ]
@@ -554,7 +563,7 @@ def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: s
     """Only an aggregate of one's own can forge a state: combined with a good one, and gone on with."""
     family, types, arguments = STATES[kind]
     hostile.execute(
-        f"CREATE AGGREGATE pg_temp.state_of ({types}) (SFUNC = dpml.{kind}_step, STYPE = bytea);"
+        f"CREATE AGGREGATE pg_temp.state_of ({types}) (SFUNC = dpml.{kind}_transition, STYPE = bytea);"
         f"CREATE AGGREGATE pg_temp.joined (bytea) (SFUNC = dpml.{family}_combine, STYPE = bytea,"
         f" FINALFUNC = dpml.{family}_final)".encode()
     )
@@ -575,7 +584,7 @@ def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: s
     steps = (
         Attempt(
             "go on",
-            f"CREATE AGGREGATE pg_temp.forged ({types}) (SFUNC = dpml.{kind}_step, STYPE = bytea,"
+            f"CREATE AGGREGATE pg_temp.forged ({types}) (SFUNC = dpml.{kind}_transition, STYPE = bytea,"
             f" FINALFUNC = dpml.{family}_final, INITCOND = '\\x{bytes_.hex()}');"
             f"SELECT pg_temp.forged({BLOCK}{arguments}); DROP AGGREGATE pg_temp.forged ({types})",
         )
@@ -585,6 +594,32 @@ def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: s
     # every cut, both ways round
     assert refused["join"] >= 2 * len(good)
     assert refused["go on"] >= len(good)
+
+
+FINALS = {
+    "sgd_final": "sgd_epoch",
+    "sgd_poisson_final": "sgd_poisson",
+    "sgd_poisson_steps_final": "sgd_poisson_steps",
+    "loss_final": "loss",
+    "pack_final": "pack",
+}
+
+
+@pytest.mark.one_major
+@pytest.mark.parametrize("final", sorted(FINALS))
+def test_a_state_of_another_aggregate_is_refused(hostile: psycopg.Connection, final: str) -> None:
+    """A superuser can write an aggregate out of functions of several."""
+    made = {
+        "pack": ("bytea", "dpml.pack_transition", BLOCK),
+        "loss": ("bytea, float8[], jsonb", "dpml.loss_blocks_transition", f"{BLOCK}, {WEIGHTS}, {SUMS}"),
+    }
+    types, transition, arguments = made["loss" if final == "pack_final" else "pack"]
+    hostile.execute(
+        f"CREATE AGGREGATE pg_temp.mixed ({types}) (SFUNC = {transition}, STYPE = internal,"
+        f" FINALFUNC = dpml.{final})".encode()
+    )
+    with pytest.raises(psycopg.errors.InternalError, match=f"state is not one of dpml.{FINALS[final]}$"):
+        hostile.execute(f"SELECT pg_temp.mixed({arguments})".encode())
 
 
 SPREAD = json.dumps(plain_spec(D, "logistic"))
@@ -766,7 +801,7 @@ BLOCKS_OF = "wide, generate_series(1, 100000000) WHERE name ="
 # What would take many seconds, each alone: what is called, and over what.
 LONG = {
     "sgd_epoch": (f"dpml.sgd_epoch(0, block, NULL, {steps()})", "wide WHERE name = 'rows'"),
-    "units": (f"dpml.sgd_epoch(0, block, NULL, {steps(units=2000)})", "wide WHERE name = 'unit'"),
+    "units": (f"dpml.sgd_epoch(0, block, NULL, {steps(max_rows_per_unit=2000)})", "wide WHERE name = 'unit'"),
     "noise": (f"dpml.sgd_epoch(0, block, NULL, {json_literal(NOISY)})", "wide WHERE name = 'sparse'"),
     "sgd_epoch of rows": (
         f"dpml.sgd_epoch({ROW_OF_ONE}, 1, NULL, {steps()})",
@@ -782,7 +817,7 @@ LONG = {
         f"generate_series(1, 100000), (SELECT {MANY} AS w) AS s",
     ),
     "sgd_poisson of one unit": (
-        f"dpml.sgd_poisson(0, block, NULL, {steps(units=2000, steps=3, sampling=1)})",
+        f"dpml.sgd_poisson(0, block, NULL, {steps(max_rows_per_unit=2000, steps=3, sampling=1)})",
         "wide WHERE name = 'unit'",
     ),
     "sgd_poisson_steps": (
@@ -790,7 +825,8 @@ LONG = {
         "wide WHERE name = 'rows'",
     ),
     "gradient of one unit": (
-        f"dpml.gradient(block, {MANY}, {json_literal({**SOFTMAX, 'unit_clip': 1, 'units': 2000})})",
+        f"dpml.gradient(block, {MANY}, "
+        f"{json_literal({**SOFTMAX, 'unit_clip': 1, 'max_rows_per_unit': 2000})})",
         "wide WHERE name = 'unit'",
     ),
     "hessian": (f"dpml.gram(block, {ROW_OF_ONE}, {SUMS})", f"{BLOCKS_OF} 'rows'"),

@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 import people
 import pg_dpml
 from anytable import PRIVACY, TRAINING
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.advice import advice
-from pg_dpml.tables.checks import TableCheck, ValueCheck, ValueCount, check_table
+from pg_dpml.tables.checks import TableCheck, ValueCheck, check_table
 from pg_dpml.tables.inspection import inspect_table
+from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.tables.template import spec_template
 from sqltools import scalar

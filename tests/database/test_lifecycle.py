@@ -22,7 +22,7 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from catalogs import Snapshot, differences, snapshot
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.server import extension, maintenance
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, prebuilt_module
@@ -161,6 +161,16 @@ def test_an_upgrade_equals_a_fresh_install(connection: psycopg.Connection, put: 
     )
     assert differences(upgraded, fresh) == []
     assert len(fresh) > 100
+
+
+def test_default_privileges_open_nothing_to_everybody(connection: psycopg.Connection) -> None:
+    """What an administrator gives PUBLIC of every new object, the extension takes away again."""
+    opened = [
+        f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO PUBLIC"
+        for kind in ("SCHEMAS", "TABLES", "SEQUENCES")
+    ]
+    usual = installed(connection, "CREATE EXTENSION pg_dpml")
+    assert differences(installed(connection, *opened, "CREATE EXTENSION pg_dpml"), usual) == []
 
 
 PROBE = """
@@ -324,6 +334,7 @@ def test_distributions_carry_the_sources(sdist: Path, tmp_path: Path) -> None:
         "pg_dpml/privacy/README.md",
         "pg_dpml/py.typed",
         "pg_dpml/_server/Makefile",
+        "pg_dpml/_server/compile_flags.txt",
         "pg_dpml/_server/pg_dpml.control",
         "pg_dpml/_sql/pg_dpml.sql",
         *(f"pg_dpml/_server/{path.relative_to(ROOT / 'udas')}" for path in (ROOT / "udas").rglob("*.[ch]")),

@@ -25,7 +25,7 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session
 from pg_dpml.ledger import models as registry

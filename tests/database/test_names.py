@@ -17,15 +17,15 @@ from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.ledger import budgets, opening
 from pg_dpml.ledger import models as registry
-from pg_dpml.reports.export import sql_expression
+from pg_dpml.reports.sql_expression import sql_expression
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
 from pg_dpml.tables.advice import check_text
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table
 from pg_dpml.tables.template import spec_template
+from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
 COLUMNS = ("id", "Patient", "\ufeffSpecies", "Weight ", "Sepal.Length", "age")
@@ -291,5 +291,5 @@ def test_types_are_found_for_a_table_whose_schema_has_a_dot(connection: psycopg.
     pg_dpml.train(connection.info.dsn, spec('"a.b"."c.d"'), PRIVACY, TRAINING, name="dotted")
     with Database(connection.info.dsn).session() as session:
         model = registry.load_model(session, "dotted")
-        types = look_up_table(session, str(model.training["dataset"])).columns
+        types = look_up_table(session, str(model.training["table_name"])).columns
     assert "AS" in sql_expression(model, types)

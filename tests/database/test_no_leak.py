@@ -39,12 +39,12 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.ledger import opening
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.plan import Plan
-from pg_dpml.methods.sgd import Sgd
+from pg_dpml.methods.bolt_on import BoltOnPlan
 from pg_dpml.runs import datasets, requests
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, pg_config_paths
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
+from pg_dpml.training.method import private_methods
+from pg_dpml.training.sgd import Sgd
 from sqltools import scalar
 
 # What is written where does not depend on the version; one with auto_explain shows the most.
@@ -386,7 +386,7 @@ def test_nothing_is_seen_of_any_combination(
     house: House, watcher: Watcher, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Every private method, kind of label, format of rows and unit, also with Poisson batches on disk."""
-    private = [method for method in METHODS if method not in NOT_PRIVATE_METHODS]
+    private = private_methods()
     on_disk = replace(house, settings="-c dpml.work_mem=64kB")
     trained = 0
     for method, task, sparse, unit in itertools.product(private, LABELS, (False, True), ({}, UNIT)):
@@ -774,7 +774,7 @@ def test_a_planted_leak_is_found(
     places = {LEAKS[name][0] for name in names}
     release, run_charged, record = bolt_on.release, TRAIN.run_charged, Sgd.record
 
-    def leaking_release(plan: Plan, weights: FloatArray) -> FloatArray:
+    def leaking_release(plan: BoltOnPlan, weights: FloatArray) -> FloatArray:
         released = release(plan, weights)
         for name in names:
             assert watcher.run is not None

@@ -18,9 +18,9 @@ from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import DataSpec, PrivacySpec, Relation, TrainSpec
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError
-from pg_dpml.methods import sgd
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import resolution
+from pg_dpml.training import sgd
+from pg_dpml.training.sgd import Sgd
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -155,7 +155,7 @@ def test_units(database: str, spy: Spy, method: str) -> None:
     training = TrainSpec(method=method, batch_size=7, passes=3)
     result = pg_dpml.train(database, VISITS, GENEROUS, training, name="m")
     assert spy.steps == [3 * math.ceil(300 / 7)]
-    assert all(options["units"] == 15 for options in spy.options)
+    assert all(options["max_rows_per_unit"] == 15 for options in spy.options)
     row = pg_dpml.train(
         database, replace(VISITS, unit=None, max_rows_per_unit=1), GENEROUS, training, name="rows"
     )

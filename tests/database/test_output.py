@@ -21,7 +21,7 @@ from pg_dpml.errors import DpmlError
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.spec import TrainSpec
 
 pytestmark = pytest.mark.one_major
 

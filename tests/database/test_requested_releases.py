@@ -18,8 +18,8 @@ from neighbours import FloatArray
 from people import create_people, make_people
 from pg_dpml.database.database import Database
 from pg_dpml.ledger import opening
-from pg_dpml.methods import certified
 from pg_dpml.runs import datasets, requests
+from pg_dpml.training import certified
 from sqltools import scalar
 
 pytestmark = pytest.mark.one_major

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from faultproxy import FaultProxy, Loss
 from people import create_people, make_people
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.ledger import opening

@@ -12,7 +12,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from pg_dpml import replay
+import replay
 from sqltools import load_blocks, load_rows, make_rows, numbers, plain_spec, scalar
 
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from pg_dpml import replay
+import replay
 from pg_dpml.kernels import Loss
 from sqltools import FloatArray, as_json, close, make_rows, numbers, scalar
 
@@ -90,7 +90,7 @@ def test_gradient(connection: psycopg.Connection, options: dict[str, Any], loss:
         ({"losses": False}, {"losses": False}),
         ({"gradient": False}, {"gradient": False}),
         ({"gradient_clip": 0.3, "loss_clip": 0.4}, {"gradient_clip": 0.3, "loss_clip": 0.4}),
-        ({"units": 4, "unit_clip": 0.2}, {"unit_clip": 0.2}),
+        ({"max_rows_per_unit": 4, "unit_clip": 0.2}, {"unit_clip": 0.2}),
     ]
     if options["loss"] != "squared":
         more.append(({"errors": True, "gradient": False}, {"errors": True, "gradient": False}))
@@ -247,9 +247,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"gradient_clip": "1"}, '"gradient_clip" in options must be a number > 0'),
     ({"loss_clip": -1}, '"loss_clip" in options must be a number > 0'),
     ({"loss_clip": 1, "errors": True}, '"loss_clip" in options must be absent with "errors"'),
-    ({"unit_clip": 0, "units": 2}, '"unit_clip" in options must be a number > 0'),
-    ({"unit_clip": 1}, '"units" in options must be given with "unit_clip"'),
-    ({"units": 0}, f'"units" in options must be {COUNT_UNITS}'),
+    ({"unit_clip": 0, "max_rows_per_unit": 2}, '"unit_clip" in options must be a number > 0'),
+    ({"unit_clip": 1}, '"max_rows_per_unit" in options must be given with "unit_clip"'),
+    ({"max_rows_per_unit": 0}, f'"max_rows_per_unit" in options must be {COUNT_UNITS}'),
     ({"clip": 0}, '"clip" in options must be a number > 0'),
     ({"huber_h": 0}, '"huber_h" in options must be a number from 1e-270 to 1e270'),
     ({"lambda": 1}, 'unknown key "lambda" in options'),
@@ -306,7 +306,7 @@ def test_support_functions_are_for_aggregates(connection: psycopg.Connection) ->
     for call in (
         "gradient_combine(NULL, NULL)",
         "gradient_final('\\x00')",
-        "gram_step('\\x00', '\\x00')",
+        "gram_transition('\\x00', '\\x00')",
         "gram_combine('\\x00', '\\x00')",
         "gram_final(NULL)",
     ):
@@ -330,7 +330,8 @@ class States:
         self._family = "gram" if kind == "hessian" else kind
         self._types, self._values = STATES[kind]
         connection.execute(
-            f"CREATE AGGREGATE pg_temp.state_of ({self._types}) (SFUNC = dpml.{kind}_step, STYPE = bytea);"
+            f"CREATE AGGREGATE pg_temp.state_of ({self._types})"
+            f" (SFUNC = dpml.{kind}_transition, STYPE = bytea);"
             f"CREATE AGGREGATE pg_temp.joined (bytea) (SFUNC = dpml.{self._family}_combine, STYPE = bytea,"
             f" FINALFUNC = dpml.{self._family}_final)".encode()
         )
@@ -351,7 +352,7 @@ class States:
                 " FINALFUNC = dpml.{}, INITCOND = {})"
             ).format(
                 sql.SQL(self._types),
-                sql.Identifier(f"{self._kind}_step"),
+                sql.Identifier(f"{self._kind}_transition"),
                 sql.Identifier(f"{self._family}_final"),
                 sql.Literal("\\x" + state.hex()),
             )

@@ -22,7 +22,7 @@ from psycopg import errors
 from scipy import stats
 
 import oracles
-from pg_dpml import replay
+import replay
 from pg_dpml.server.embedded import EmbeddedServer
 from sqltools import Options, as_json, close, epoch, make_rows, numbers, scalar
 
@@ -151,7 +151,7 @@ def test_a_unit_has_one_coin(connection: psycopg.Connection, form: str, rows_per
     starts = np.zeros(N, dtype=bool)
     starts[[0, 1, 4, 10, 20, 22, 27, 30, 40, 50, 51]] = True
     load(connection, unit_vectors(starts, rows_per_block))
-    found = inclusions(connection, form, 30, steps=20, sampling=0.3, units=10)
+    found = inclusions(connection, form, 30, steps=20, sampling=0.3, max_rows_per_unit=10)
     for group in found:
         for unit in np.split(group, np.flatnonzero(starts)[1:]):
             assert np.all(unit == unit[0])
@@ -162,7 +162,7 @@ def test_a_unit_that_goes_on_in_the_next_block(connection: psycopg.Connection) -
     starts = np.zeros(N, dtype=bool)
     starts[::7] = True
     load(connection, unit_vectors(starts))
-    found = inclusions(connection, IN_MEMORY, 30, steps=20, sampling=0.3, units=7)
+    found = inclusions(connection, IN_MEMORY, 30, steps=20, sampling=0.3, max_rows_per_unit=7)
     for group in found:
         for unit in np.split(group, np.flatnonzero(starts)[1:]):
             assert np.all(unit == unit[0])

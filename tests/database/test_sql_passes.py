@@ -31,7 +31,7 @@ LOSSES: list[dict[str, Any]] = [
     {"loss": "logistic"},
     {"loss": "logistic", "clip": 0.3},
     {"loss": "huber_svm"},
-    {"loss": "huber_svm", "huber_h": 0.5, "clip": 0.7},
+    {"loss": "huber_svm", "huber_h": 0.1, "clip": 0.7},
     {"loss": "squared"},
     {"loss": "squared", "clip": 0.5},
     {"loss": "softmax", "classes": K},
@@ -72,7 +72,7 @@ def wanted(x: FloatArray, y: FloatArray, options: Options, passes: int = 1) -> l
         passes=passes,
         n_outputs=options.get("classes", 1),
         clip=options.get("clip", math.inf),
-        h=options.get("huber_h", 0.1),
+        h=options.get("huber_h", 0.5),
     )
 
 
@@ -163,7 +163,7 @@ def test_loss(connection: psycopg.Connection, loss: Options, form: str) -> None:
                 float(w[0] @ row),
                 float(label),
                 clip=loss.get("clip", math.inf),
-                h=loss.get("huber_h", 0.1),
+                h=loss.get("huber_h", 0.5),
             )[0]
     expected = total / N + 0.1 * float(np.sum(w * w))
     given = (w.ravel().tolist(), as_json(options))

@@ -42,7 +42,7 @@ from pg_dpml import (
     TrainSpec,
     UnavailableError,
 )
-from pg_dpml.cli import app
+from pg_dpml.cli.framework import app
 from pg_dpml.database import database as database_module
 from pg_dpml.database.connections import opener
 from pg_dpml.database.database import Database
@@ -266,7 +266,7 @@ def commands(encoding: str, folder: Path) -> list[list[str]]:
 def comparable(text: str) -> str:
     """An answer without times, random names and numbers of entries; rows are summed in a random order."""
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00| UTC)", "TIME", text)
-    text = re.sub(r'"(charge|id|entry|seconds|request)": ("[0-9a-f-]+"|[0-9.]+)', "", text)
+    text = re.sub(r'"(charge|id|entry|seconds|charge_key)": ("[0-9a-f-]+"|[0-9.]+)', "", text)
     return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]) + 0.0:.4f}", text)
 
 

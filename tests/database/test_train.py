@@ -23,7 +23,8 @@ import oracles
 import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml.blocks import blocks, packing, source
+from pg_dpml.blocks import blocks as blocks_module
+from pg_dpml.blocks import packing, source
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.database import Database
@@ -39,14 +40,15 @@ from pg_dpml.errors import (
 from pg_dpml.ledger import charging
 from pg_dpml.ledger import models as registry
 from pg_dpml.methods import bolt_on
-from pg_dpml.methods.plan import Plan
-from pg_dpml.methods.sgd import Sgd
+from pg_dpml.methods.bolt_on import BoltOnPlan
 from pg_dpml.privacy import resolution
+from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
 from pg_dpml.tables.stamp import OWNER_ONLY
+from pg_dpml.training.sgd import Sgd
+from pg_dpml.training.spec import TrainSpec
+from plans import examples
 from sqltools import scalar, work_tables
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -66,7 +68,7 @@ def tables(database: str) -> None:
 
 
 def ledger(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
-    columns = "id, dataset, model, method, private, epsilon, delta, relation, n_rows, mechanism"
+    columns = "id, table_name, model, method, epsilon, delta, relation, n_units, mechanism"
     return connection.execute(f"SELECT {columns} FROM dpml.ledger".encode()).fetchall()
 
 
@@ -87,12 +89,12 @@ class Spy:
         def spied_repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
             return self.look(session, repack(session, source, packed))
 
-        def spied_release(plan: Plan, weights: FloatArray) -> FloatArray:
+        def spied_release(plan: BoltOnPlan, weights: FloatArray) -> FloatArray:
             self.without_noise = weights.copy()
             return release(plan, weights)
 
         monkeypatch.setattr(TRAIN, "pack", spied_pack)
-        monkeypatch.setattr(blocks, "repack", spied_repack)
+        monkeypatch.setattr(blocks_module, "repack", spied_repack)
         monkeypatch.setattr(bolt_on, "release", spied_release)
 
     def look(self, session: Session, packed: PackedRows) -> PackedRows:
@@ -320,8 +322,9 @@ def test_a_model_predicts_what_it_learned(
 def test_what_is_stored(database: str, connection: psycopg.Connection) -> None:
     result = pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec(method="bolt-on", passes=2), name="m")
     ((charge, *entry),) = ledger(connection)
-    noise = dataclasses.asdict(result.plan.noise)  # type: ignore[arg-type]
-    expected = ["public.people", "m", "bolt-on", True, Decimal(1), Decimal("0.000001"), "replace_one", N]
+    assert result.plan.noise is not None
+    noise = result.plan.noise.record()
+    expected = ["public.people", "m", "bolt-on", Decimal(1), Decimal("0.000001"), "replace_one", N]
     assert entry[:-1] == expected
     assert entry[-1] | noise == entry[-1]
     stored = connection.execute(
@@ -342,12 +345,12 @@ def test_pure_privacy_charges_the_samplers_delta(database: str, connection: psyc
     privacy = PrivacySpec(0.1, 0.0, pg_dpml.Relation.ADD_REMOVE)
     pg_dpml.train(database, people.spec(), privacy, name="m")
     (entry,) = ledger(connection)
-    assert entry[5:8] == (
+    assert entry[4:7] == (
         Decimal("0.1"),
         Decimal(repr(resolution.sampler_delta(people.N_FEATURES))),
         "add_remove",
     )
-    assert entry[9]["kind"] == "k-norm"
+    assert entry[8]["kind"] == "k-norm"
 
 
 def test_noiseless_models_are_stamped_and_charge_nothing(
@@ -387,6 +390,18 @@ def test_tiny_tables(
     assert len(ledger(connection)) == 2
     training = TrainSpec(method="noiseless", passes=2)
     pg_dpml.train(database, people.spec(task, "tiny"), None, training, name="plain")
+    connection.execute("DROP TABLE tiny")
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_every_method_trains_on_few_rows(database: str, connection: psycopg.Connection, n: int) -> None:
+    create_people(connection, make_people(n), "tiny")
+    for private in (True, False):
+        for name, (task, training) in examples(private=private).items():
+            privacy = PrivacySpec(1.0, 0.01) if private else None
+            result = pg_dpml.train(database, people.spec(task, "tiny"), privacy, training, name=name)
+            assert np.all(np.isfinite(result.model.weights))
+            assert np.any(result.model.weights != 0.0) <= (n > 0)
     connection.execute("DROP TABLE tiny")
 
 
@@ -613,7 +628,7 @@ class Churn:
 def test_every_run_on_a_busy_table_succeeds(database: str, connection: psycopg.Connection) -> None:
     connection.execute("CREATE TABLE busy AS TABLE people")
     data = people.spec(table="busy")
-    ledger_rows = "SELECT array_agg(n_rows ORDER BY id) FROM dpml.ledger"
+    ledger_rows = "SELECT array_agg(n_units ORDER BY id) FROM dpml.ledger"
     counts: list[int] = []
     with Churn(database, "busy") as churn:
         for i in range(4):

@@ -16,8 +16,9 @@ import pytest
 
 import people
 import pg_dpml
+import replay
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
-from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec, replay
+from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.packing import PackedRows, repack
 from pg_dpml.blocks.portions import equal_sizes, pack_portions
@@ -28,12 +29,12 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
 from pg_dpml.evaluation import scoring
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.job import Job, Result
 from pg_dpml.privacy import resolution, selection
-from pg_dpml.reports import report
-from pg_dpml.runs.train import plan_problem, problem_of
+from pg_dpml.reports import result_report
+from pg_dpml.runs.planning import plan_problem, problem_of
 from pg_dpml.tables.labels import LeftOut
 from pg_dpml.tables.measuring import ValueCount
+from pg_dpml.training.job import Job, Result
 from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -239,7 +240,7 @@ def test_errors_are_exact(database: str, task: str, whitened: bool) -> None:
 
 
 def ledger(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
-    columns = "id, dataset, model, method, epsilon, delta, relation, n_rows, mechanism"
+    columns = "id, table_name, model, method, epsilon, delta, relation, n_units, mechanism"
     return connection.execute(f"SELECT {columns} FROM dpml.ledger".encode()).fetchall()
 
 
@@ -339,8 +340,8 @@ def test_time_is_not_told_where_passes_are_not(database: str) -> None:
     for grid, told in ((Grid(certified, GRID.training), False), (GRID, True)):
         result = pg_dpml.tune(database, people.spec(), PRIVACY, grid, name=f"m {told}")
         assert (result.trained.seconds is not None) == told
-        assert ("seconds" in report.tuning_record(result)) == told
-        assert bool(re.search(r"[0-9.]+ s\b", report.tuning_text(result))) == told
+        assert ("seconds" in result_report.tuning_record(result)) == told
+        assert bool(re.search(r"[0-9.]+ s\b", result_report.tuning_text(result))) == told
 
 
 # What is refused, before anything is charged
@@ -492,8 +493,8 @@ def test_rows_left_out_of_public_scores_are_told(database: str, connection: psyc
     words = (
         "109 rows are in no figure: 19 whose label is NULL and 90 whose label is not declared ('Yes.' 90)."
     )
-    assert words in " ".join(report.tuning_text(result).split())
-    assert report.tuning_record(result)["public"]["left_out"]["undeclared"] == 90
+    assert words in " ".join(result_report.tuning_text(result).split())
+    assert result_report.tuning_record(result)["public"]["left_out"]["undeclared"] == 90
     connection.execute("DROP TABLE known")
 
 

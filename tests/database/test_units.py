@@ -12,9 +12,11 @@ import psycopg
 import pytest
 
 import pg_dpml
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, replay
+import replay
+from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.blocks import packing
 from pg_dpml.blocks.packing import pack, repack
+from pg_dpml.blocks.projection import projection_matrix
 from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import resolve
 from pg_dpml.database.database import Database
@@ -172,7 +174,7 @@ def test_projection(database: str, connection: psycopg.Connection, visits: str) 
         or ()
     )
     raw = np.append(2 * np.array(pixels) / 255 - 1, 2 * dose - 1)
-    row = np.append(replay.projection_matrix(12, 5, 37).astype(np.float64) @ raw, 1.0)
+    row = np.append(projection_matrix(12, 5, 37).astype(np.float64) @ raw, 1.0)
     expected = result.model.weights @ row / np.linalg.norm(row)
     assert value == pytest.approx(expected, rel=1e-5, abs=1e-6)
 

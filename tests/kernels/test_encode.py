@@ -12,8 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import oracles
-from pg_dpml import replay
-from pg_dpml.replay import Column, Encoder, Image, encode_row, projection_matrix
+import replay
+from pg_dpml.blocks.projection import projection_matrix
+from replay import Column, Encoder, Image, encode_row
 
 LARGEST_NORM = 1.0 - 2.0**-20
 any_float = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324, -0.0])

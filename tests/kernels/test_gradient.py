@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from pg_dpml import replay
+import replay
 from pg_dpml.kernels import Loss
 
 FloatArray = npt.NDArray[np.float64]

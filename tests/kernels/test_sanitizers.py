@@ -98,7 +98,7 @@ PLANTED = [
         "overflow",
     ),
     ("options", "json.c", "strlen(keys[i]) == (size_t) key.val.string.len &&", "", "buffer-overflow"),
-    ("options", "options.c", "{0x1p-900, 0x1p900, false, false", "{0, 0x1p900, false, false", "not so"),
+    ("options", "options.c", "{DPML_LEAST_SCALE, 1.0 ", "{0, 1.0 ", "not so"),
 ]
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
-from pg_dpml import kernels, replay
+import replay
+from pg_dpml import kernels
 from pg_dpml.kernels import Loss, Schedule
 
 KINDS = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
@@ -273,3 +274,41 @@ def test_one_order_gives_way_to_fresh_order_on_huge_tables() -> None:
         "batch_size": 1,
     }
     assert kernels.sensitivity(**run) == kernels.sensitivity(**run, fresh_order=True)
+
+
+@pytest.mark.parametrize(
+    "kind", ["constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt"]
+)
+@pytest.mark.parametrize("n", [0, 1, 90, 10**6])
+@pytest.mark.parametrize("step_size", [0.0, 0.3])
+def test_a_schedule_is_derived_from_public_numbers(kind: str, n: int, step_size: float) -> None:
+    """privacy/README.md, "Schedules", and with several rows a unit "Unit of privacy"."""
+    loss, lambda_, m, exponent = Loss("huber_svm", huber_h=0.2), 0.01, 4, 0.7
+    cap = 1 / (m * 2.5 + lambda_)
+    found = Schedule.resolve(
+        kind,
+        step_size=step_size,
+        exponent=exponent,
+        n=n,
+        smoothness=loss.unit_smoothness(m),
+        lambda_=lambda_,
+    )
+    decreasing = kind in ("decreasing", "sqrt_decreasing")
+    own = {"constant": min(1 / math.sqrt(n), cap) if n > 0 else cap, "inverse_sqrt": 1.0}
+    assert found.max_step == pytest.approx(cap, rel=1e-15)
+    assert found.offset == pytest.approx(n**exponent if decreasing else 0.0, rel=1e-15)
+    assert found.step_size == pytest.approx(step_size or own.get(kind, 0.0), rel=1e-15)
+    assert (found.kind, found.lambda_) == (kind, lambda_)
+
+
+def test_steps_without_a_cap() -> None:
+    found = Schedule.resolve("inverse_sqrt", n=10, smoothness=0.25, lambda_=0.0, capped=False)
+    assert found == Schedule("inverse_sqrt", step_size=1.0)
+
+
+def test_numbers_that_server_and_package_share() -> None:
+    """What the documents say of them."""
+    assert (kernels.MAX_GRAM_FEATURES, kernels.MAX_PROJECTION, kernels.MAX_BLUR) == (2500, 2**26, 2**26)
+    assert (kernels.MAX_FEATURES, kernels.MAX_POISSON_STEPS) == (2**20, 2**31 - 1)
+    assert (kernels.LEAST_SCALE, kernels.MOST_STEPS) == (2.0**-900, 2.0**45)
+    assert (kernels.TARGET_NORM, kernels.DEFAULT_HUBER_H) == (1.0 - 2.0**-19, 0.5)

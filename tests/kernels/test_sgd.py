@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import oracles
-from pg_dpml import replay
+import replay
 from pg_dpml.kernels import Schedule
-from pg_dpml.replay import Epoch
+from replay import Epoch
 from sgdtools import (
     LAMBDA,
     LOSSES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import cffi
 import numpy as np
 import pytest
 
-from pg_dpml import _kernels, kernels, replay
+import replay
+from pg_dpml import _kernels, kernels
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +28,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 # libm, memory, and what the compiler's own load-time choice of a clone reads.
 ALLOWED = {
-    *("cos", "exp", "expm1", "fabs", "floor", "frexp", "ldexp", "log", "log1p"),
+    *("cos", "exp", "expm1", "fabs", "floor", "frexp", "ldexp", "log", "log1p", "pow"),
     *("rint", "sin", "sincos", "sqrt"),
     *("memcpy", "memmove", "memset", "memcmp"),
     *("__cpu_model", "__cpu_indicator_init", "_GLOBAL_OFFSET_TABLE_"),
@@ -61,6 +63,35 @@ def test_kernels_need_only_libm_and_keep_no_state(builder: ModuleType, tmp_path:
     needed = {name.split("@")[0] for kind, name in symbols if kind in "Uw"}
     assert {"exp", "memset"} <= needed <= ALLOWED
     assert not [name for kind, name in symbols if kind in "BbDdC"]
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^#include "(.+)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_a_c_file_declares_in_the_header_of_its_name(builder: ModuleType) -> None:
+    declared = builder.headers(KERNELS)
+    for source in KERNELS.glob("*.c"):
+        assert includes(source)[0] == f"{source.stem}.h"
+        assert f"{source.stem}.h" in declared
+
+
+def test_includes_run_one_way() -> None:
+    """Headers in an order in which each includes only those before it."""
+    left = {path.name: set(includes(path)) for path in KERNELS.glob("*.h")}
+    assert len(left) > 20
+    while left:
+        free = {name for name, needed in left.items() if not needed & left.keys()}
+        assert free, f"a circle of includes among {sorted(left)}"
+        left = {name: needed for name, needed in left.items() if name not in free}
+
+
+def test_what_needs_no_solver_includes_none() -> None:
+    """SGD is built on norms, noise, losses and rows, and none of them on SGD."""
+    solvers = {"sgd.h", "sgd_step.h", "poisson.h"}
+    for path in KERNELS.glob("*.[ch]"):
+        if path.stem not in ("sgd", "sgd_step", "poisson"):
+            assert not solvers & set(includes(path)), path.name
 
 
 def blocks(d: int) -> list[bytes]:

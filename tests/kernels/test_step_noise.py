@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 import oracles
-from pg_dpml import replay
+import replay
 from pg_dpml.kernels import Loss, Noise, Schedule, noise_grid
 from sgdtools import (
     CLASSES,
@@ -299,7 +299,7 @@ def test_units_are_drawn_as_a_whole(rows_per_block: int) -> None:
         loss=loss,
         schedule=Schedule(**schedule),
         batch_size=5,
-        units=True,
+        by_unit=True,
     )
     assert_close(epoch.weights, found[-1])
 

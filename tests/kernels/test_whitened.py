@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pg_dpml import replay
+import replay
 
 
 def make(d: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:

@@ -16,29 +16,26 @@ from scipy.stats import binom, norm
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.ledger.terms import Budget
-from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.choice import choose_noise
 from pg_dpml.privacy.cost import (
     RULES,
     Accounting,
     Cost,
-    PoissonSteps,
-    PureReleases,
-    Releases,
     cost_of,
     epsilon_of,
-    gaussian_part,
     limit_of,
     zcdp_delta,
 )
 from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
-from pg_dpml.privacy.noise.output import ReleaseNoise, calibrate
+from pg_dpml.privacy.noise.output import ReleaseNoise, calibrate, no_release
 from pg_dpml.privacy.noise.steps import StepNoise, calibrate_passes, calibrate_poisson
-from pg_dpml.runs.train import plan_problem
+from pg_dpml.privacy.releases import PoissonSteps, PureReleases, Releases
+from pg_dpml.runs.planning import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
 
 REPLACE, ZERO = Relation.REPLACE_ONE, Relation.ADD_REMOVE
 BUDGETS = [(0.1, 1e-9), (1.0, 1e-6), (3.0, 1e-5), (10.0, 1e-3)]
@@ -162,11 +159,11 @@ def test_what_is_left_is_worth_what_it_was(rule: str) -> None:
 
 def test_the_gaussian_part_of_a_release() -> None:
     noise = calibrate(0.01, 0.0, 50, 1.0, 1e-6)
-    part = gaussian_part(noise)
+    part = noise.releases()
     assert isinstance(part, Releases)
     assert part.mu == pytest.approx(gaussian_mu(1.0, 1e-6), rel=1e-9)
     assert part.delta == resolution.sampler_delta(50)
-    pure = gaussian_part(calibrate(0.01, 0.0, 50, 1.0, 0.0))
+    pure = calibrate(0.01, 0.0, 50, 1.0, 0.0).releases()
     assert pure == PureReleases(resolution.sampler_delta(50))  # K-norm
     for rule in RULES:
         whole = plain_cost(rule, 1.0, 1e-6)
@@ -175,7 +172,7 @@ def test_the_gaussian_part_of_a_release() -> None:
         assert float(cost.delta) == pytest.approx(resolution.sampler_delta(50), rel=1e-8)
         twice = cost_of(rule, Decimal(1), Decimal("1e-6"), pure, run=ZERO, budget=REPLACE)
         assert float(twice.delta) == pytest.approx((1 + math.e) * resolution.sampler_delta(50), rel=1e-8)
-    assert gaussian_part(ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 50)) is None  # constant
+    assert no_release("gaussian", 50).releases() is None  # constant
 
 
 def shuffled(epsilon: float, delta: float, passes: int = 10, relation: Relation = REPLACE) -> StepNoise:
@@ -219,18 +216,18 @@ def poisson(
 @pytest.mark.parametrize("passes", [1, 10])
 def test_shuffled_passes_are_a_gaussian_release(epsilon: float, passes: int) -> None:
     delta = 1 / 60_000**2
-    part = gaussian_part(shuffled(epsilon, delta, passes))
+    part = shuffled(epsilon, delta, passes).releases()
     assert isinstance(part, Releases)
     assert gaussian_mu(epsilon, delta) * (1 - 1e-3) < part.mu <= gaussian_mu(epsilon, delta)
     assert part.delta == resolution.sampler_delta(passes * 101)
-    assert gaussian_part(shuffled(epsilon, 0.0, passes)) is None  # K-norm
+    assert shuffled(epsilon, 0.0, passes).releases() is None  # K-norm
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.3, 1.0])
 def test_noise_in_every_step_is_charged_what_it_is(epsilon: float) -> None:
     delta = 1 / 60_000**2
     for noise in (shuffled(epsilon, delta), poisson(epsilon, delta)):
-        part = gaussian_part(noise)
+        part = noise.releases()
         cost = cost_of("gdp", decimal(epsilon), decimal(delta), part, run=REPLACE, budget=REPLACE)
         assert 40 * cost.loss < plain_cost("gdp", epsilon, delta).loss
         assert cost.delta < delta / 10_000
@@ -239,7 +236,7 @@ def test_noise_in_every_step_is_charged_what_it_is(epsilon: float) -> None:
 @pytest.mark.parametrize("relation", Relation)
 def test_steps_on_poisson_batches_are_accounted_with_their_head_room(relation: Relation) -> None:
     noise = poisson(1.0, 1e-6, relation)
-    part = gaussian_part(noise)
+    part = noise.releases()
     assert isinstance(part, PoissonSteps)
     calibrated = noise.calibrated_sensitivity / relation.gradient_change(1.0)
     assert part.multiplier == pytest.approx(noise.scale / calibrated, rel=1e-12)
@@ -270,7 +267,7 @@ def test_a_gaussian_run_of_a_blanked_row_is_two_steps_of_mu(rule: str) -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "advanced"])
 def test_poisson_runs_cost_what_the_relation_of_the_budget_says(accountant: str) -> None:
-    part = gaussian_part(poisson(1.0, 1e-6, ZERO, accountant))
+    part = poisson(1.0, 1e-6, ZERO, accountant).releases()
     one, two = (
         float(cost_of("gdp", Decimal(1), Decimal("1e-6"), part, run=ZERO, budget=budget).loss)
         for budget in (ZERO, REPLACE)
@@ -295,7 +292,7 @@ def test_runs_of_all_kinds_that_fill_a_budget_keep_the_guarantee() -> None:
     runs += [poisson(1.0, 1e-7, ZERO, "advanced"), *(shuffled(0.2, 1e-8, k, ZERO) for k in (1, 5, 10))]
     total, charged, pair = 0.0, 0.0, library.identity(1e-4)
     for noise in runs:
-        part = gaussian_part(noise)
+        part = noise.releases()
         cost = cost_of("gdp", decimal(0.3), decimal(1e-8), part, run=ZERO, budget=ZERO)
         total, charged = total + float(cost.loss), charged + float(cost.delta)
         if isinstance(part, Releases):
@@ -315,14 +312,15 @@ def test_runs_of_all_kinds_that_fill_a_budget_keep_the_guarantee() -> None:
 @pytest.mark.parametrize(
     ("run", "budget", "runs"), [(REPLACE, REPLACE, 152), (ZERO, ZERO, 152), (ZERO, REPLACE, 38)]
 )
-def test_a_budget_holds_as_many_runs_as_the_readme_says(
+def test_a_budget_holds_as_many_runs_as_the_documents_say(
     run: Relation, budget: Relation, runs: int, method: str
 ) -> None:
     privacy = PrivacySpec(0.1, relation=run)
     planned = plan_problem(Problem(60_000, 100, 1, "binary"), privacy, TrainSpec(method=method))
     assert planned.guarantee is not None
     delta = decimal(planned.guarantee.delta)
-    cost = cost_of("gdp", decimal(0.1), delta, gaussian_part(planned.noise), run=run, budget=budget)
+    assert planned.noise is not None
+    cost = cost_of("gdp", decimal(0.1), delta, planned.noise.releases(), run=run, budget=budget)
     limit = limit_of("gdp", Decimal(1), Decimal("1e-6"))
     assert limit.loss // cost.loss == runs
     assert runs * cost.delta <= limit.delta
@@ -339,7 +337,7 @@ def bolt_on_cost(
     plan = plan_problem(problem, PrivacySpec(epsilon, delta, run), TrainSpec(method="bolt-on"))
     assert isinstance(plan.noise, ReleaseNoise)
     assert plan.guarantee is not None
-    given = (decimal(plan.guarantee.epsilon), decimal(plan.guarantee.delta), gaussian_part(plan.noise))
+    given = (decimal(plan.guarantee.epsilon), decimal(plan.guarantee.delta), plan.noise.releases())
     return plan.noise.kind, cost_of(rule, *given, run=run, budget=budget)
 
 
@@ -372,7 +370,7 @@ def test_the_noise_chosen_never_costs_more_than_the_other(rule: str) -> None:
         losses = {}
         for other in ("gaussian", "k-norm"):
             try:
-                part = gaussian_part(calibrate(0.01, 0.0, n, epsilon, delta, other))
+                part = calibrate(0.01, 0.0, n, epsilon, delta, other).releases()
             except GuaranteeError:
                 continue  # there is no such noise
             given = (decimal(epsilon), decimal(delta), part)

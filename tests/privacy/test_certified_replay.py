@@ -15,14 +15,15 @@ import pytest
 import neighbours
 from kernel_job import KernelJob
 from neighbours import FloatArray
-from pg_dpml.methods import bolt_on
-from pg_dpml.methods.certified import Certified
-from pg_dpml.methods.minimise import minimise
-from pg_dpml.methods.plan import Plan, Problem, loss_options
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.certified import Certified
+from pg_dpml.training.losses import loss_options
+from pg_dpml.training.minimise import minimise
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 N = 50
 
@@ -58,7 +59,7 @@ def test_answers_at_the_edge_of_the_certificate_reach_the_sensitivity(relation: 
     lambda_ = 1.0
     problem = Problem(N, 2, 1, "binary", "id" if m > 1 else None, m)
     spec = TrainSpec(method="bolt-on", loss="huber_svm", huber_h=0.5, lambda_=lambda_)
-    plan = bolt_on.plan(problem, PrivacySpec(1.0, 1e-6, relation), spec)
+    plan = decide(problem, PrivacySpec(1.0, 1e-6, relation), spec)
     work, noise = parts(plan)
     starts = np.arange(N * m) % m == 0
     x = np.zeros((N * m, 2))
@@ -115,7 +116,7 @@ def test_runs_on_neighbours_stay_within_the_noise_of_their_plan(
         relation = Relation.REPLACE_ONE if rng.random() < 0.5 else Relation.ADD_REMOVE
         spec = TrainSpec(method="bolt-on", loss=loss, clip=clip, lambda_=lambda_)
         problem = Problem(units, d, n_outputs, task, "id" if m > 1 else None, m)
-        plan = bolt_on.plan(problem, PrivacySpec(1.0, 1e-6, relation), spec)
+        plan = decide(problem, PrivacySpec(1.0, 1e-6, relation), spec)
         work, noise = parts(plan)
         bound = min(LIPSCHITZ[loss], clip or math.inf) * (1.0 if loss == "softmax" else math.sqrt(n_outputs))
         change = (2.0 if relation is Relation.REPLACE_ONE else 1.0) * m * bound

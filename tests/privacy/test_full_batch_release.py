@@ -20,19 +20,20 @@ from scipy.optimize import brentq
 from scipy.special import erfcx
 
 import neighbours
+import replay
 from kernel_job import KernelJob
 from neighbours import FloatArray
-from pg_dpml import replay
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
-from pg_dpml.methods import full_batch, sufficient_statistics
-from pg_dpml.methods.plan import Plan, Problem
+from pg_dpml.methods import dp_gd
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 RUNS = 20_000
 CONFIDENCE = 0.999
@@ -93,7 +94,8 @@ def step_plan(
         training |= {"step_size": 1e-6, "momentum": 0.0, "average": "none"}
     problem = Problem(N, 2, 1, "regression", "unit" if m > 1 else None, m)
     spec = TrainSpec(method=method, passes=steps, **training)
-    return full_batch.plan(problem, PrivacySpec(epsilon, None, relation), spec)
+    found: Plan = decide(problem, PrivacySpec(epsilon, None, relation), spec)
+    return found
 
 
 def worst_tables(relation: Relation, m: int, x: FloatArray, other: FloatArray) -> list[list[bytes]]:
@@ -121,7 +123,7 @@ def mu_lower_bound(one: FloatArray, two: FloatArray, middle: float) -> float:
 def final_weights(plan: Plan, blocks: list[bytes], runs: int = RUNS) -> FloatArray:
     """Released models of so many runs, shape (runs, n_weights)."""
     job: Any = [KernelJob(plan, blocks) for _ in range(runs)]
-    return np.array([full_batch.run(each).weights for each in job])
+    return np.array([each.plan.run(each).weights for each in job])
 
 
 AUDITS = [
@@ -144,7 +146,7 @@ def test_an_attack_on_dp_gd_learns_no_more_than_claimed(
     """Steps of one length without momentum: the model is the sum of all releases, so it tells all they do."""
     plan = step_plan(epsilon, relation, steps, **more)
     assert plan.guarantee is not None
-    assert isinstance(plan.work, full_batch.Descent)
+    assert isinstance(plan.work, dp_gd.Descent)
     x = np.array([neighbours.LONGEST_ROW, 0.0])
     tables = worst_tables(relation, more.get("m", 1), x, -x)
     quiet = [
@@ -172,12 +174,12 @@ def test_an_attack_on_whitened_dp_gd_learns_no_more_than_claimed() -> None:
     """Opposite rows have one square, so all is to be seen in the gradient, at nine tenths of mu^2."""
     plan = step_plan(2.0, Relation.REPLACE_ONE, 1, "whitened-dp-gd")
     assert plan.guarantee is not None
-    assert isinstance(plan.work, full_batch.Descent)
+    assert isinstance(plan.work, dp_gd.Descent)
     x = np.array([neighbours.LONGEST_ROW, 0.0])
     drawn = []
     for blocks in worst_tables(Relation.REPLACE_ONE, 1, x, -x):
         jobs: Any = [KernelJob(plan, blocks) for _ in range(RUNS // 2)]
-        results = [full_batch.run(job) for job in jobs]
+        results = [job.plan.run(job) for job in jobs]
         # the matrix is known: undo it, and project on the whitened row
         drawn.append(
             np.array(
@@ -203,8 +205,10 @@ def direction(matrix: FloatArray, x: FloatArray) -> FloatArray:
 def moments_plan(epsilon: float, relation: Relation, labels: bool, n_features: int) -> Plan:
     problem, privacy = Problem(N, n_features, 1, "regression"), PrivacySpec(epsilon, None, relation)
     if labels:
-        return sufficient_statistics.plan(problem, privacy, TrainSpec(method="sufficient-statistics"))
-    return full_batch.plan(problem, privacy, TrainSpec(method="whitened-dp-gd"))
+        statistics: Plan = decide(problem, privacy, TrainSpec(method="sufficient-statistics"))
+        return statistics
+    found: Plan = decide(problem, privacy, TrainSpec(method="whitened-dp-gd"))
+    return found
 
 
 def released_moments(plan: Plan, blocks: list[bytes], runs: int, first_key: int) -> FloatArray:
@@ -322,20 +326,20 @@ def test_the_condition_of_every_released_matrix_is_as_planned() -> None:
     rng = np.random.default_rng(3)
     for n, d, epsilon in ((50, 3, 0.01), (50, 3, 100.0), (2000, 8, 1.0), (20_000, 8, 99.0)):
         problem = Problem(n, d, 1, "binary")
-        plan = full_batch.plan(
-            problem, PrivacySpec(epsilon, 1e-9), TrainSpec(method="whitened-dp-gd", passes=1)
-        )
-        assert isinstance(plan.work, full_batch.Descent)
+        plan = decide(problem, PrivacySpec(epsilon, 1e-9), TrainSpec(method="whitened-dp-gd", passes=1))
+        assert isinstance(plan.work, dp_gd.Descent)
         assert plan.work.whitening is not None
         x = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-4.0, 0.0, d)
         x *= neighbours.LONGEST_ROW / np.linalg.norm(x, axis=1, keepdims=True)
         job: Any = KernelJob(plan, neighbours.pack("dense", x, np.ones(n), None, [n]))
-        matrix = full_batch.run(job).whitening
+        matrix = job.plan.run(job).whitening
         assert matrix is not None
         np.testing.assert_array_equal(matrix, matrix.T)
         condition = float(np.linalg.cond(matrix))
         assert plan.work.whitening.row_norm <= (1.0 - 2.0**-19) / (1.0 + condition * 2.0**-23)
-        rows = np.vstack([replay.open_block(block).values for block in job.blocks]).astype(np.longdouble)
+        rows = np.vstack([replay.open_block(block).values for block in job.blocks.blocks]).astype(
+            np.longdouble
+        )
         assert np.all(np.sum((rows @ matrix.astype(np.longdouble)) ** 2, axis=1) <= 1.0)
 
 
@@ -413,8 +417,7 @@ def random_case(rng: np.random.Generator, method: str) -> Case:
     relation = Relation.REPLACE_ONE if rng.random() < 0.5 else Relation.ADD_REMOVE
     epsilon = float(10.0 ** rng.uniform(-2.0, 1.5))
     delta = None if rng.random() < 0.3 else float(10.0 ** rng.uniform(-12.0, -2.0))
-    planner: Any = sufficient_statistics if method == "sufficient-statistics" else full_batch
-    plan = planner.plan(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(**training))
+    plan = decide(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(**training))
     bound = m * row_bound(problem, loss, training.get("clip"))
     claimed = delta if delta is not None else 1.0 / max(problem.n_units, 2) ** 2
     return Case(plan, epsilon, claimed, relation, min(bound, unit_clip or math.inf))
@@ -477,7 +480,7 @@ def test_plans_computed_again(method: str) -> None:
             assert noise.steps == 0
         else:
             assert noise.gradient is not None
-            assert isinstance(plan.work, full_batch.Descent)
+            assert isinstance(plan.work, dp_gd.Descent)
             assert plan.work.steps == noise.steps
             of_step = check_release(
                 noise.gradient, double * case.bound, n * case.bound * plain, problem.n_weights
@@ -498,7 +501,7 @@ def test_plans_computed_again(method: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 def test_dp_accounting_finds_the_claimed_epsilon(epsilon: float) -> None:
     problem = Problem(10_000, 20, 1, "binary")
-    plan = full_batch.plan(problem, PrivacySpec(epsilon, 1e-6), TrainSpec(method="whitened-dp-gd"))
+    plan = decide(problem, PrivacySpec(epsilon, 1e-6), TrainSpec(method="whitened-dp-gd"))
     noise, gradient = parts(plan)
     assert noise.moments is not None
     library: Any = pytest.importorskip("dp_accounting", reason="dp_accounting is not installed")
@@ -522,9 +525,7 @@ def test_rounding_of_sums_is_within_its_allowance() -> None:
     x = (x / np.linalg.norm(x, axis=1, keepdims=True) * 0.999).astype(np.float32).astype(np.float64)
     y = np.ones(n)
     blocks = neighbours.pack("dense", x, y, None, [*range(200, n, 200), n])
-    plan = full_batch.plan(
-        Problem(n, d, 1, "regression"), PrivacySpec(1.0), TrainSpec(method="dp-gd", clip=0.5)
-    )
+    plan = decide(Problem(n, d, 1, "regression"), PrivacySpec(1.0), TrainSpec(method="dp-gd", clip=0.5))
     _, gradient = parts(plan)
     found = replay.gradient(blocks, np.zeros(d), Loss("squared", clip=0.5)).gradient
     assert found is not None
@@ -551,4 +552,4 @@ def test_units_that_do_not_fit_a_block_have_no_unit_clip() -> None:
     """Pieces of a unit would be clipped one by one, and together be longer."""
     problem = Problem(1000, 2000, 1, "binary", "id", 1_000_000)
     with pytest.raises(SpecError, match="max_rows_per_unit"):
-        full_batch.plan(problem, PrivacySpec(1.0), TrainSpec(method="dp-gd", unit_clip=0.5))
+        decide(problem, PrivacySpec(1.0), TrainSpec(method="dp-gd", unit_clip=0.5))

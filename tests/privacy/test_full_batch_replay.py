@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pytest
 
 import neighbours
+import replay
 from neighbours import LOSSES, FloatArray
-from pg_dpml import replay
 from pg_dpml.kernels import Loss
 from pg_dpml.spec.relation import Relation
 

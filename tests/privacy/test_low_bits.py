@@ -8,6 +8,7 @@ and of the words that lead to a grid point.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,16 +19,16 @@ from gridpoints import EDGES, PLACES, Counts, ffi, lib, normal_probability
 from neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.privacy.noise import composed, output
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
-from pg_dpml.runs.train import plan_problem
+from pg_dpml.runs.planning import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
 
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 
@@ -105,9 +106,7 @@ def test_losses_of_many_real_releases() -> None:
 def finest(noise: ReleaseNoise) -> ReleaseNoise:
     """The same with the widest noise that is drawn on its grid."""
     share = noise.score_stddev / noise.scale
-    return ReleaseNoise(
-        noise.kind, 2.0**45 * noise.grid / share, noise.sensitivity, 0.0, noise.grid, noise.n_weights
-    )
+    return replace(noise, scale=2.0**45 * noise.grid / share, calibrated_sensitivity=0.0)
 
 
 def right_guesses(own: FloatArray) -> float:

@@ -39,6 +39,7 @@ class Mutant:
 
 KERNELS = "udas/kernels"
 METHODS = "controller/pg_dpml/methods"
+TRAINING = "controller/pg_dpml/training"
 PRIVACY = "controller/pg_dpml/privacy"
 SPEC = "controller/pg_dpml/spec"
 TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
@@ -121,8 +122,8 @@ MUTANTS = [
     Mutant(
         "passes-charged-as-one",
         PRIVACY,
-        "mu = math.sqrt(noise.passes) * noise",
-        "mu = noise",
+        "n_weights, mu=mu",
+        "n_weights, mu=mu / math.sqrt(passes)",
         f"{TEST_BUDGET}::test_shuffled_passes_are_a_gaussian_release",
     ),
     Mutant(
@@ -156,8 +157,8 @@ MUTANTS = [
     Mutant(
         "noise-of-errors-halved",
         PRIVACY,
-        "scale = knorm_scale(sensitivity, epsilon, 1)",
-        "scale = knorm_scale(sensitivity, 2.0 * epsilon, 1)",
+        "ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1, mu)",
+        "ReleaseNoise(kind, scale / 2.0, sensitivity, sensitivity, 1.0, 1, mu)",
         f"{TEST_SCORES}::test_guarantee",
     ),
     Mutant(
@@ -177,8 +178,8 @@ MUTANTS = [
     Mutant(
         "scaled-textbook-instead-of-mu",
         PRIVACY,
-        "return sensitivity / gaussian_share(epsilon, delta, n_numbers) * ROUND_UP",
-        "return 0.8 * sensitivity * math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon",
+        "return gaussian_stddev(sensitivity, mu), mu",
+        "return 0.8 * sensitivity * math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon, mu",
         f"{TEST_MECHANISMS}::test_noise_scales",
     ),
     Mutant(
@@ -192,7 +193,7 @@ MUTANTS = [
         "direction-from-the-ball",
         KERNELS,
         "dpml_noise_gaussian(rng, n, scale * sqrt(sum), out);",
-        "dpml_noise_gaussian(rng, n, scale * sqrt(sum) * pow(next_word(rng) * 0x1p-64, 1.0 / n), out);",
+        "dpml_noise_gaussian(rng, n, scale * sqrt(sum) * pow(rng_next(rng) * 0x1p-64, 1.0 / n), out);",
         f"{TEST_MECHANISMS}::test_knorm_release_distribution",
     ),
     Mutant(
@@ -205,7 +206,7 @@ MUTANTS = [
     Mutant(
         "places-on-two-points-not-divided",
         KERNELS,
-        "from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);",
+        "from += (int64_t) ((unsigned __int128) rng_next(rng) * (uint64_t) width >> 64);",
         "from += width / 2;",
         f"{TEST_NOISE}::test_a_place_on_two_points_is_divided_where_they_meet",
     ),
@@ -275,8 +276,8 @@ MUTANTS = [
     Mutant(
         "no-noise-on-an-empty-batch",
         KERNELS,
-        "dpml_sgd_step(sgd);",
-        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        "dpml_sgd_apply_batch(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_apply_batch(sgd); else sgd->steps++;",
         f"{TEST_STEP_NOISE}::test_poisson_steps_agree_with_oracle",
     ),
     Mutant(
@@ -296,8 +297,8 @@ MUTANTS = [
     Mutant(
         "empty-batches-are-no-steps",
         KERNELS,
-        "dpml_sgd_step(sgd);",
-        "if (sgd->gradient[0] != 0.0) dpml_sgd_step(sgd); else sgd->steps++;",
+        "dpml_sgd_apply_batch(sgd);",
+        "if (sgd->gradient[0] != 0.0) dpml_sgd_apply_batch(sgd); else sgd->steps++;",
         f"{TEST_NOISY_REPLAY}::test_every_step_of_a_run_has_noise",
     ),
     Mutant(
@@ -310,8 +311,8 @@ MUTANTS = [
     Mutant(
         "sigma-without-sqrt-k",
         PRIVACY,
-        "gaussian.gaussian_stddev(math.sqrt(passes), epsilon, delta, passes * n_weights)",
-        "gaussian.gaussian_stddev(1.0, epsilon, delta, passes * n_weights)",
+        "gaussian.gaussian_stddev(math.sqrt(passes), mu)",
+        "gaussian.gaussian_stddev(1.0, mu)",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_several_passes",
     ),
     Mutant(
@@ -373,8 +374,8 @@ MUTANTS = [
     Mutant(
         "delta-of-one-pass-of-noise",
         PRIVACY,
-        "math.sqrt(passes), epsilon, delta, passes * n_weights)",
-        "math.sqrt(passes), epsilon, delta, n_weights)",
+        "gaussian_share(epsilon, delta, passes * n_weights)",
+        "gaussian_share(epsilon, delta, n_weights)",
         f"{TEST_CALIBRATION}::test_delta_covers_every_number_of_noise[scs13]",
     ),
     Mutant(
@@ -449,7 +450,7 @@ MUTANTS = [
     ),
     Mutant(
         "step-noise-of-a-unit-as-of-a-row",
-        METHODS,
+        TRAINING,
         "row_bound, problem.max_rows_per_unit * row_bound)",
         "row_bound, row_bound)",
         f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
@@ -520,16 +521,16 @@ MUTANTS = [
     ),
     Mutant(
         "steps-of-units-as-long-as-of-rows",
-        METHODS,
-        "max_step=1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)",
-        "max_step=1.0 / (loss.smoothness + lambda_)",
+        TRAINING,
+        "smoothness=loss.unit_smoothness(problem.max_rows_per_unit),",
+        "smoothness=loss.unit_smoothness(1),",
         "tests/privacy/test_units.py::test_a_step_of_a_unit_is_as_steep_as_all_its_rows",
     ),
     Mutant(
         "noise-of-a-full-batch-halved",
         PRIVACY,
         "return output.release(gradient, noise, source or Noise())",
-        "return (gradient + mechanisms.release(gradient, noise, source or Noise())) / 2.0",
+        "return (gradient + output.release(gradient, noise, source or Noise())) / 2.0",
         f"{TEST_FULL_BATCH}::test_an_attack_on_dp_gd_learns_no_more_than_claimed[1.0-Relation.REPLACE_ONE-1-more1]",
     ),
     Mutant(
@@ -549,8 +550,8 @@ MUTANTS = [
     Mutant(
         "rows-of-a-unit-in-a-step-counted-once",
         METHODS,
-        "bound = problem.max_rows_per_unit * min(",
-        "bound = min(",
+        "gradient_clip, problem.max_rows_per_unit * min(",
+        "gradient_clip, min(",
         f"{TEST_FULL_BATCH}::test_plans_computed_again[dp-gd]",
     ),
     Mutant(
@@ -621,27 +622,27 @@ MUTANTS = [
     Mutant(
         "passes-stopped-by-tolerance",
         "controller/pg_dpml/methods/bolt_on.py",
-        "guarantee, noise, None, tuple(warnings)",
-        "guarantee, noise, 0.5, tuple(warnings)",
+        "run_passes(job, self.work)",
+        "run_passes(job, self.work, 0.5)",
         f"{TEST_PLAN}::test_passes_are_fixed_beforehand",
     ),
     Mutant(
         "certified-answers-taken-for-minimisers",
-        METHODS,
+        TRAINING,
         "gradient_change / n_units + 2.0 * self.gradient_norm",
         "gradient_change / n_units + 0.0 * self.gradient_norm",
         f"{TEST_CERTIFIED}::test_noise_of_a_certified_run",
     ),
     Mutant(
         "certificate-without-its-rounding",
-        METHODS,
+        TRAINING,
         "(self.gradient_norm - self.rounding) *",
         "self.gradient_norm *",
         f"{TEST_CERTIFIED}::test_tau_is_above_the_rounding_whatever_n",
     ),
     Mutant(
         "gradient-not-certified",
-        METHODS,
+        TRAINING,
         "reached = self.norm <= self.goal.gradient_norm",
         "reached = self.passes > 20",
         f"{TEST_CERTIFIED}::test_every_table_is_certified",
@@ -649,8 +650,8 @@ MUTANTS = [
     Mutant(
         "one-unit-of-several-rows-moves-the-minimiser-as-a-row",
         METHODS,
-        "objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)",
-        "objective = Objective(loss, spec.lambda_, 1)",
+        "objective = Objective(loss, options.lambda_, problem.max_rows_per_unit)",
+        "objective = Objective(loss, options.lambda_, 1)",
         f"{TEST_CERTIFIED}::test_classes_and_units_count_as_in_sgd",
     ),
     Mutant(
@@ -684,8 +685,8 @@ MUTANTS = [
     Mutant(
         "no-further-digits-where-a-place-reaches-over-two-points",
         KERNELS,
-        "from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);",
-        "(void) next_word(rng);",
+        "from += (int64_t) ((unsigned __int128) rng_next(rng) * (uint64_t) width >> 64);",
+        "(void) rng_next(rng);",
         f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[44.9]",
     ),
     Mutant(
@@ -759,10 +760,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
     shutil.rmtree(copy / "tests" / "database")
     shutil.copy(ROOT / "pyproject.toml", copy)
-    builder = copy / "udas" / "build_kernels.py"
-    text = builder.read_text(encoding="utf-8")
-    assert '"-O3"' in text
-    builder.write_text(text.replace('"-O3"', '"-O0"'), encoding="utf-8")
+    flags = copy / "udas" / "compile_flags.txt"
+    text = flags.read_text(encoding="utf-8")
+    assert "-O3" in text
+    flags.write_text(text.replace("-O3", "-O0"), encoding="utf-8")
     build(copy)
     return copy
 

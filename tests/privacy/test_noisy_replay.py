@@ -17,17 +17,17 @@ import pytest
 from scipy import stats
 from scipy.optimize import brentq
 
+import replay
 from neighbours import LONGEST_ROW, FloatArray, Table
-from pg_dpml import replay
 from pg_dpml.kernels import Schedule, noise_grid
-from pg_dpml.methods import noisy_sgd
-from pg_dpml.methods.plan import Problem
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.sgd import Sgd
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 PAIRS = 50
@@ -38,7 +38,7 @@ FEATURES = 3
 
 
 def planned(method: str, problem: Problem, privacy: PrivacySpec, **options: Any) -> tuple[Sgd, StepNoise]:
-    decided = noisy_sgd.plan(problem, privacy, TrainSpec(method=method, **options))
+    decided = decide(problem, privacy, TrainSpec(method=method, **options))
     assert isinstance(decided.work, Sgd)
     assert isinstance(decided.noise, StepNoise)
     return decided.work, decided.noise
@@ -53,7 +53,7 @@ def kernel_options(sgd: Sgd) -> dict[str, Any]:
         "radius": sgd.radius,
         "batch_size": sgd.batch_size,
         "average_from": sgd.average_from,
-        "units": sgd.max_rows_per_unit is not None,
+        "by_unit": sgd.max_rows_per_unit is not None,
         "momentum": sgd.momentum,
         "gradient_clip": sgd.gradient_clip,
     }

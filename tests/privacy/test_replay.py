@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import neighbours
+import replay
 from neighbours import LONGEST_ROW, LOSSES, SCHEDULES, FloatArray, Order, Table
-from pg_dpml import kernels, replay
+from pg_dpml import kernels
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.sgd import Sgd
 from pg_dpml.spec.relation import Relation
+from pg_dpml.training.sgd import Sgd
 
 PAIRS = 500
 """Of each loss and schedule."""

@@ -39,18 +39,18 @@ from gridpoints import (
 from neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.privacy import resolution
-from pg_dpml.privacy.cost import Releases, gaussian_part
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.privacy.noise import sums
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.privacy.noise.steps import StepNoise
-from pg_dpml.runs.train import plan_problem
+from pg_dpml.privacy.releases import Releases
+from pg_dpml.runs.planning import plan_problem
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.spec import TrainSpec
 
 LEAST_P = 1e-6  # the keys are fixed: no false alarms
 BITS = (20.0, 26.0, 35.0, 40.0, 44.9)
@@ -378,7 +378,8 @@ def delivered(method: str, table: tuple[int, int, int], epsilon: float) -> Deliv
         error = max(error, math.sqrt(float(np.mean(errors**2))))
         numbers += times * drawn.n_weights
         extra += 2.0 * times * drawn.n_weights * float(np.mean(errors**2))
-    part = gaussian_part(plan.noise)
+    assert plan.noise is not None
+    part = plan.noise.releases()
     assert isinstance(part, Releases)
     return Delivered(
         gaussian_mu(epsilon, plan.guarantee.delta),

@@ -15,15 +15,15 @@ import pytest
 from scipy.stats import binom
 
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.methods import noisy_sgd
-from pg_dpml.methods.plan import Problem
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.accounting import bst14, subsampled
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 MULTIPLIER = 1.5
@@ -65,7 +65,7 @@ def problem_of(n_units: int, rows_per_unit: int, n_weights: int) -> Problem:
 
 
 def planned(method: str, problem: Problem, privacy: PrivacySpec, **options: Any) -> StepNoise:
-    noise = noisy_sgd.plan(problem, privacy, TrainSpec(method=method, clip=CLIP, **options)).noise
+    noise = decide(problem, privacy, TrainSpec(method=method, clip=CLIP, **options)).noise
     assert isinstance(noise, StepNoise)
     return noise
 

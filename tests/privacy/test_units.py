@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pg_dpml import kernels, replay
+import replay
+from pg_dpml import kernels
 from pg_dpml.kernels import Loss, Schedule
-from pg_dpml.methods import bolt_on
-from pg_dpml.methods.plan import Problem
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
 
 FloatArray = npt.NDArray[np.float64]
 LOSSES = {
@@ -80,7 +81,7 @@ def test_batches_hold_whole_units(name: str, batch_size: int) -> None:
         schedule=schedule,
         lambda_=0.01,
         batch_size=batch_size,
-        units=True,
+        by_unit=True,
     )
     w = np.zeros((loss.n_classes, D))
     unit_of = np.cumsum(starts) - 1
@@ -137,7 +138,7 @@ def test_neighbours_stay_within_the_sensitivity(name: str) -> None:
                     loss=loss,
                     schedule=schedule,
                     batch_size=b,
-                    units=True,
+                    by_unit=True,
                     weights=w,
                     steps=k * math.ceil(n_units / b),
                 ).weights
@@ -172,7 +173,7 @@ def far_apart(step_size: float, m: int, batch_size: int, unit: int, n_units: int
             loss=Loss("squared", clip=1.0),
             schedule=schedule,
             batch_size=batch_size,
-            units=True,
+            by_unit=True,
         )
         models.append(found.weights[0])
     return float(abs(models[0] - models[1]))
@@ -183,7 +184,7 @@ def test_a_step_of_a_unit_is_as_steep_as_all_its_rows(m: int) -> None:
     """Where the loss is curved at every row, distances grow once eta m beta > 2; the cap forbids it."""
     problem = Problem(200, 1, 1, "regression", "patient", m)
     spec = TrainSpec(method="bolt-on", clip=1.0, passes=1, batch_size=10, step_size=100.0)
-    plan: Any = bolt_on.plan(problem, PrivacySpec(1.0, 1e-6), spec)
+    plan: Any = decide(problem, PrivacySpec(1.0, 1e-6), spec)
     assert plan.noise is not None
     step_size = plan.work.schedule.step(1)
     assert step_size * m <= 1.0 + 1e-12
@@ -199,15 +200,15 @@ def test_the_plan_charges_a_unit_for_all_its_rows() -> None:
         PrivacySpec(1.0, 1e-6),
         TrainSpec(method="bolt-on", passes=2, batch_size=10, step_size=0.1),
     )
-    row: Any = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
-    unit: Any = bolt_on.plan(Problem(1000, 5, 1, "binary", "patient", 7), privacy, spec)
+    row: Any = decide(Problem(1000, 5, 1, "binary"), privacy, spec)
+    unit: Any = decide(Problem(1000, 5, 1, "binary", "patient", 7), privacy, spec)
     assert row.noise is not None
     assert unit.noise is not None
     assert unit.noise.sensitivity == pytest.approx(7 * row.noise.sensitivity, rel=1e-12)
     assert unit.guarantee is not None
     assert unit.guarantee.unit == "patient"
-    assert unit.work.options(1000)["units"] == 7
-    assert "units" not in row.work.options(1000)
+    assert unit.work.options(1000)["max_rows_per_unit"] == 7
+    assert "max_rows_per_unit" not in row.work.options(1000)
 
 
 def test_one_vs_all_is_one_release() -> None:
@@ -216,8 +217,8 @@ def test_one_vs_all_is_one_release() -> None:
         PrivacySpec(1.0, 1e-6),
         TrainSpec(method="bolt-on", loss="logistic", passes=2, batch_size=10, step_size=0.1),
     )
-    one: Any = bolt_on.plan(Problem(1000, 5, 1, "binary"), privacy, spec)
-    all_: Any = bolt_on.plan(Problem(1000, 5, 9, "multiclass"), privacy, spec)
+    one: Any = decide(Problem(1000, 5, 1, "binary"), privacy, spec)
+    all_: Any = decide(Problem(1000, 5, 9, "multiclass"), privacy, spec)
     assert one.noise is not None
     assert all_.noise is not None
     assert all_.noise.sensitivity == pytest.approx(3.0 * one.noise.sensitivity, rel=1e-12)

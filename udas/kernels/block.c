@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* Packed blocks are checked, viewed, written and measured here; block.h draws their layout. */
 #include "block.h"
 
 #include <string.h>
 
-#include "status.h"
 
 /* The first DPML_BLOCK_HEADER bytes; its members leave no padding. */
 typedef struct BlockHeader

@@ -8,13 +8,16 @@
  *	CSR:   | row_end u32[n_rows] | columns u32[nnz] | values f32[nnz] |
  *
  * Bit i % 32 of starts[i / 32] says that row i is the first of its unit of
- * privacy; without starts every row is a unit.  row_end[i] is the end of row i in columns and values; columns rise strictly inside a row.
+ * privacy; without starts every row is a unit.  row_end[i] is the end of row i in
+ * columns and values; columns rise strictly inside a row.
  */
 #ifndef DPML_BLOCK_H
 #define DPML_BLOCK_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "status.h"
 
 enum DpmlBlockConstant
 {

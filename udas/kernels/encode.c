@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * The encoder: columns to features, features to a row of bounded norm.
+ *
  * Rounding to float32 moves each feature by at most 2^-24 of itself, so a
  * float64 row of norm 1 - 2^-19 keeps a norm below 1 - 2^-20 once rounded
  * (privacy/README.md, "Floating point").
@@ -8,10 +10,10 @@
 
 #include <float.h>
 #include <math.h>
+#include <stddef.h>
 
-#include "noise.h"
+#include "norm.h"
 #include "scalar.h"
-#include "sgd.h"
 #include "vector.h"
 
 static const double target_norm = 1.0 - 0x1p-19;
@@ -187,32 +189,6 @@ bring_into_range(int32_t n, double *x)
 		x[i] = ldexp(x[i], -exponent);
 }
 
-void
-dpml_projection_start(DpmlRng *rng, uint64_t seed)
-{
-	uint8_t		key[32] = {0};
-
-	for (int i = 0; i < 8; i++)
-		key[i] = (uint8_t) (seed >> (8 * i));
-	dpml_rng_start(rng, key);
-}
-
-/* Johnson & Lindenstrauss 1984: independent N(0, 1 / n_projected) entries. */
-void
-dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out)
-{
-	double		scale = 1.0 / sqrt((double) n_projected);
-	double		pair[2];
-
-	for (int64_t i = 0; i < n; i += 2)
-	{
-		dpml_rng_normal(rng, 2, pair);
-		out[i] = (float) (scale * pair[0]);
-		if (i + 1 < n)
-			out[i + 1] = (float) (scale * pair[1]);
-	}
-}
-
 static DPML_CLONES void
 project(const DpmlEncoder *encoder, const double *raw, double *out)
 {
@@ -224,6 +200,12 @@ project(const DpmlEncoder *encoder, const double *raw, double *out)
 		if (!dpml_finite(out[i]))
 			out[i] = 0.0;
 	}
+}
+
+double
+dpml_target_norm(void)
+{
+	return target_norm;
 }
 
 void

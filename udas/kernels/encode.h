@@ -9,7 +9,10 @@
 
 #include <stdint.h>
 
-#include "noise.h"
+enum DpmlEncodeConstant
+{
+	DPML_MAX_BLUR = 67108864	/* pixels that all blurred pixels of a row look at: 2^26, some 100 ms */
+};
 
 enum DpmlColumnKind
 {
@@ -70,19 +73,14 @@ typedef struct DpmlValue
 	const double *elements;		/* array: NaN for NULL elements */
 } DpmlValue;
 
+/* Norm that rows are brought to before they are rounded to float32. */
+double		dpml_target_norm(void);
+
 /* Features of an image of which rows and columns are given. */
 int32_t		dpml_image_features(const DpmlImage *image);
 
 /* Elements that an array column must have. */
 int32_t		dpml_column_length(const DpmlColumn *column);
-
-/*
- * A Gaussian random projection from n_raw to n_projected features, which keeps
- * squared norms on average; the seed is public.  The matrix comes row by row, the
- * next n entries at each call: an even number, but for the last ones.
- */
-void		dpml_projection_start(DpmlRng *rng, uint64_t seed);
-void		dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out);
 
 /*
  * out has n_features floats, work n_raw + n_features doubles.  NaN encodes as 0, an infinity as the nearer bound

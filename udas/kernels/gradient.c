@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Gradients and losses of a full batch.
+ *
  * All rows see the same weights, so they go in groups of DPML_GROUP (group.h):
  * weights and sums are loaded once a group.
  */
@@ -9,10 +11,10 @@
 #include <string.h>
 
 #include "group.h"
+#include "norm.h"
 #include "row.h"
 #include "rowloss.h"
 #include "scalar.h"
-#include "sgd.h"
 #include "vector.h"
 
 /* Below it, the square of a norm to clip could underflow. */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Second moments, and Hessians.
+ *
  * Dense rows are gathered as doubles, GRAM_ROWS at a time, in panels of
  * GRAM_PANEL columns:
  *
@@ -22,7 +24,7 @@
 #define GRAM_PANEL 8
 #define GRAM_TILE 4				/* rows of a tile; divides GRAM_PANEL */
 
-/* Where row i of the triangle begins. */
+/* Index of the first number of row i in the triangle. */
 DPML_INLINE int64_t
 triangle_row(int64_t n, int64_t i)
 {
@@ -108,7 +110,7 @@ row_finite(const Row *row)
 	return dpml_finite(row->label);
 }
 
-/* What a row's square counts in xx: phi''(<w, x>), or 1 without a loss; 0 for a row that counts for nothing. */
+/* Weight of a row's outer product in xx: phi''(<w, x>), or 1 without a loss; 0 if a number of the row is not finite. */
 DPML_INLINE double
 row_weight(const DpmlLoss *loss, const double *weights, const Row *row)
 {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Losses, their derivatives and their bounds.
+ *
  * With m = y u, a clip C bounds |phi'| by following the tangent of slope C from
  * the point m0 where the derivative reaches C: still convex, same smoothness
  * (privacy/README.md, "Losses").
@@ -51,6 +53,12 @@ squared_value(double residual, double clip)
 	if (size <= clip)
 		return 0.5 * size * size;
 	return clip * (size - 0.5 * clip);
+}
+
+double
+dpml_default_huber_h(void)
+{
+	return 0.5;
 }
 
 double
@@ -197,4 +205,10 @@ dpml_loss_smoothness(const DpmlLoss *loss)
 		default:
 			return 0.5;
 	}
+}
+
+double
+dpml_loss_unit_smoothness(const DpmlLoss *loss, int32_t max_rows_per_unit)
+{
+	return max_rows_per_unit * dpml_loss_smoothness(loss);
 }

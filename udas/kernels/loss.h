@@ -27,6 +27,9 @@ typedef struct DpmlLoss
 	double		clip;			/* bound on |d phi / d u| of one score, > 0; infinity for none.  Not for softmax. */
 } DpmlLoss;
 
+/* Half width of the Huber SVM's bend where none is chosen. */
+double		dpml_default_huber_h(void);
+
 /* Value and derivative in u of a scalar loss; with a clip, those of the convex loss whose derivative is clipped. */
 double		dpml_loss_value(const DpmlLoss *loss, double u, double y);
 double		dpml_loss_derivative(const DpmlLoss *loss, double u, double y);
@@ -45,5 +48,11 @@ void		dpml_classes_gradient(const DpmlLoss *loss, const double *scores, int32_t 
 /* L in the Frobenius norm of the K x d gradient, and beta. */
 double		dpml_loss_lipschitz(const DpmlLoss *loss);
 double		dpml_loss_smoothness(const DpmlLoss *loss);
+
+/*
+ * m beta: bounds the Hessian of a batch of b units of up to m rows, divided by b
+ * (privacy/README.md, "Unit of privacy").
+ */
+double		dpml_loss_unit_smoothness(const DpmlLoss *loss, int32_t max_rows_per_unit);
 
 #endif

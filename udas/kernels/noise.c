@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * ChaCha20: RFC 8439, section 2.3, eight blocks at a time.
+ * Normal numbers and noise.
+ *
  * Gaussian: the ziggurat of Marsaglia and Tsang 2000 (ziggurat.h).  A number is drawn as a
  * place, an interval that a word names; where one grid point does not have all of it, as many
  * random digits more say where in it the number lies.  So a point's probability is right
@@ -10,195 +11,14 @@
 #include "noise.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "clones.h"
+#include "draw.h"
 #include "ziggurat.h"
 
 #ifndef __SIZEOF_INT128__
 #error "the noise needs a 64-bit compiler that has __int128"
 #endif
-
-#define N_WORDS 64
-
-/* The same word of eight blocks. */
-typedef uint32_t Lanes32 __attribute__((vector_size(32)));
-
-#define ROTATE(v, n) (((v) << (n)) | ((v) >> (32 - (n))))
-
-/* rotate_16 and rotate_8 are macros of one word: a vector unit may have something shorter than shifts. */
-#define QUARTER_ROUND(a, b, c, d, rotate_16, rotate_8) \
-	do { \
-		a += b; d ^= a; d = rotate_16(d); \
-		c += d; b ^= c; b = ROTATE(b, 12); \
-		a += b; d ^= a; d = rotate_8(d); \
-		c += d; b ^= c; b = ROTATE(b, 7); \
-	} while (0)
-
-#define ROUNDS(x, rotate_16, rotate_8) \
-	for (int round = 0; round < 10; round++) \
-	{ \
-		QUARTER_ROUND(x[0], x[4], x[8], x[12], rotate_16, rotate_8); \
-		QUARTER_ROUND(x[1], x[5], x[9], x[13], rotate_16, rotate_8); \
-		QUARTER_ROUND(x[2], x[6], x[10], x[14], rotate_16, rotate_8); \
-		QUARTER_ROUND(x[3], x[7], x[11], x[15], rotate_16, rotate_8); \
-		QUARTER_ROUND(x[0], x[5], x[10], x[15], rotate_16, rotate_8); \
-		QUARTER_ROUND(x[1], x[6], x[11], x[12], rotate_16, rotate_8); \
-		QUARTER_ROUND(x[2], x[7], x[8], x[13], rotate_16, rotate_8); \
-		QUARTER_ROUND(x[3], x[4], x[9], x[14], rotate_16, rotate_8); \
-	}
-
-#define SHIFT_16(v) ROTATE(v, 16)
-#define SHIFT_8(v) ROTATE(v, 8)
-
-static const uint32_t constants[4] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574};
-
-void
-dpml_chacha20_block(const uint32_t key[8], uint32_t counter, const uint32_t nonce[3], uint32_t out[16])
-{
-	uint32_t	start[16];
-	uint32_t	x[16];
-
-	memcpy(start, constants, sizeof(constants));
-	memcpy(start + 4, key, 8 * sizeof(uint32_t));
-	start[12] = counter;
-	memcpy(start + 13, nonce, 3 * sizeof(uint32_t));
-	memcpy(x, start, sizeof(x));
-	ROUNDS(x, SHIFT_16, SHIFT_8);
-	for (int i = 0; i < 16; i++)
-		out[i] = x[i] + start[i];
-}
-
-/* The state before the first round.  The upper half of the 64-bit block number is the first nonce word. */
-DPML_INLINE void
-begin_blocks(const DpmlRng *rng, Lanes32 start[16])
-{
-	memset(start, 0, 16 * sizeof(Lanes32));
-	for (int w = 0; w < 4; w++)
-		start[w] += constants[w];
-	for (int w = 0; w < 8; w++)
-		start[4 + w] += rng->key[w];
-	start[12] = (Lanes32) {0, 1, 2, 3, 4, 5, 6, 7} + (uint32_t) rng->counter;
-	start[13] += (uint32_t) (rng->counter >> 32);
-}
-
-DPML_INLINE void
-end_blocks(DpmlRng *rng, const Lanes32 start[16], Lanes32 x[16])
-{
-	for (int w = 0; w < 16; w++)
-		x[w] += start[w];
-	memcpy(rng->words, x, sizeof(rng->words));
-	rng->counter += 8;
-	rng->used = 0;
-}
-
-static void
-refill_plain(DpmlRng *rng)
-{
-	Lanes32		start[16];
-	Lanes32		x[16];
-
-	begin_blocks(rng, start);
-	memcpy(x, start, sizeof(x));
-	ROUNDS(x, SHIFT_16, SHIFT_8);
-	end_blocks(rng, start, x);
-}
-
-#ifdef DPML_AVX2
-
-/* With AVX2 a rotation by whole bytes is one shuffle; the generic code for one without it is very slow. */
-#define SHUFFLE_16(v) ((Lanes32) __builtin_shuffle((Lanes8) (v), rotation_16))
-#define SHUFFLE_8(v) ((Lanes32) __builtin_shuffle((Lanes8) (v), rotation_8))
-
-typedef uint8_t Lanes8 __attribute__((vector_size(32)));
-
-static __attribute__((target("avx2"))) void
-refill_avx2(DpmlRng *rng)
-{
-	static const Lanes8 rotation_16 = {
-		2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13,
-		18, 19, 16, 17, 22, 23, 20, 21, 26, 27, 24, 25, 30, 31, 28, 29
-	};
-	static const Lanes8 rotation_8 = {
-		3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10, 15, 12, 13, 14,
-		19, 16, 17, 18, 23, 20, 21, 22, 27, 24, 25, 26, 31, 28, 29, 30
-	};
-	Lanes32		start[16];
-	Lanes32		x[16];
-
-	begin_blocks(rng, start);
-	memcpy(x, start, sizeof(x));
-	ROUNDS(x, SHUFFLE_16, SHUFFLE_8);
-	end_blocks(rng, start, x);
-}
-
-#endif
-
-/* Eight blocks more. */
-static void
-refill(DpmlRng *rng)
-{
-#ifdef DPML_AVX2
-	if (__builtin_cpu_supports("avx2"))
-	{
-		refill_avx2(rng);
-		return;
-	}
-#endif
-	refill_plain(rng);
-}
-
-void
-dpml_rng_start(DpmlRng *rng, const uint8_t key[32])
-{
-	memset(rng, 0, sizeof(*rng));
-	for (int i = 0; i < 8; i++)
-		rng->key[i] = (uint32_t) key[4 * i] | (uint32_t) key[4 * i + 1] << 8 |
-			(uint32_t) key[4 * i + 2] << 16 | (uint32_t) key[4 * i + 3] << 24;
-	rng->used = N_WORDS;
-}
-
-DPML_INLINE uint64_t
-next_word(DpmlRng *rng)
-{
-	if (rng->used == N_WORDS)
-		refill(rng);
-	return rng->words[rng->used++];
-}
-
-uint64_t
-dpml_rng_word(DpmlRng *rng)
-{
-	return next_word(rng);
-}
-
-/* The standard exponential of a word.  64 bits at either end of the uniform: it reaches 45, and starts at 2^-65. */
-static double
-exponential_of(uint64_t word)
-{
-	if (word >> 63 != 0)
-		return -log1p(-((double) ~word + 0.5) * 0x1p-64);
-	return -log(((double) word + 0.5) * 0x1p-64);
-}
-
-int
-dpml_rng_coin(DpmlRng *rng, double probability)
-{
-	if (!(probability < 1.0))
-		return 1;
-	/* digit by digit: all of this is exact */
-	while (probability > 0.0)
-	{
-		double		scaled = probability * 0x1p64;
-		uint64_t	digit = (uint64_t) scaled;
-		uint64_t	word = next_word(rng);
-
-		if (word != digit)
-			return word < digit;
-		probability = scaled - (double) digit;
-	}
-	return 0;
-}
 
 /*
  * An interval between two numbers of places.  A strip has 2^55 places on either side of 0, a piece of the tail as
@@ -270,8 +90,8 @@ tail_place(DpmlRng *rng, int negative)
 {
 	for (;;)
 	{
-		uint64_t	word = next_word(rng);
-		int64_t		number = (int64_t) (next_word(rng) >> 9);
+		uint64_t	word = rng_next(rng);
+		int64_t		number = (int64_t) (rng_next(rng) >> 9);
 		int			piece;
 
 		if (word == 0)
@@ -302,7 +122,7 @@ normal_place(DpmlRng *rng, uint64_t word)
 			return tail_place(rng, place.negative);
 		if (dpml_rng_coin(rng, dpml_normal_under_curve(strip, place.number)))
 			return place;
-		word = next_word(rng);
+		word = rng_next(rng);
 	}
 }
 
@@ -311,13 +131,13 @@ static double
 more_digits(DpmlRng *rng, int64_t number)
 {
 	double		unit = 0x1p-64;
-	uint64_t	word = next_word(rng);
+	uint64_t	word = rng_next(rng);
 
 	/* number 0 and a word of few digits: that word takes the number's part */
 	for (; number == 0 && word >> 50 == 0; unit *= 0x1p-64)
 	{
 		number = (int64_t) word;
-		word = next_word(rng);
+		word = rng_next(rng);
 	}
 	return (double) number * (unit * 0x1p64) + ((double) word + 0.5) * unit;
 }
@@ -326,7 +146,7 @@ more_digits(DpmlRng *rng, int64_t number)
 DPML_INLINE double
 normal(DpmlRng *rng)
 {
-	uint64_t	word = next_word(rng);
+	uint64_t	word = rng_next(rng);
 	int			strip = strip_of(word);
 	int64_t		number = number_of(word);
 	Place		place = is_inside(strip, number) ? strip_place(strip, number) : normal_place(rng, word);
@@ -391,7 +211,7 @@ point_of(DpmlRng *rng, const Steps *steps, const Place *place)
 	if (place->negative)
 		from = -from - width;
 	if (whole_steps(steps, from + half) != whole_steps(steps, from + half + width - 1))
-		from += (int64_t) ((unsigned __int128) next_word(rng) * (uint64_t) width >> 64);
+		from += (int64_t) ((unsigned __int128) rng_next(rng) * (uint64_t) width >> 64);
 	return whole_steps(steps, from + half);
 }
 
@@ -409,10 +229,10 @@ dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out)
 		int64_t		most;
 		int64_t		j = 0;
 
-		if (rng->used == N_WORDS)
-			refill(rng);
+		if (rng->used == DPML_RNG_WORDS)
+			dpml_rng_refill(rng);
 		words = rng->words + rng->used;
-		most = n - i < N_WORDS - rng->used ? n - i : N_WORDS - rng->used;
+		most = n - i < DPML_RNG_WORDS - rng->used ? n - i : DPML_RNG_WORDS - rng->used;
 		for (; j < most; j++)
 		{
 			int			strip = strip_of(words[j]);
@@ -428,7 +248,7 @@ dpml_noise_gaussian(DpmlRng *rng, int64_t n, double stddev, double *out)
 		rng->used += (int32_t) j;
 		if (j < most)
 		{
-			Place		place = normal_place(rng, next_word(rng));
+			Place		place = normal_place(rng, rng_next(rng));
 
 			out[i++] = (double) point_of(rng, &steps, &place);
 		}
@@ -468,25 +288,13 @@ dpml_noise_grid(double scale)
 }
 
 double
-dpml_coin_rate(double q)
+dpml_least_scale(void)
 {
-	return -log1p(-q);
+	return DPML_LEAST_SCALE;
 }
 
-/*
- * An exponential of that rate, rounded down, is geometric: the chance to be above m is (1 - q)^m.  One beyond
- * 8 ln 2, for which 56 bits would be left, is that much and a fresh one: it has no memory.
- */
-int64_t
-dpml_coin_misses(DpmlRng *rng, double rate)
+double
+dpml_most_grid_steps(void)
 {
-	const double eight_ln_2 = 0x1.62e42fefa39efp+2;
-	double		misses;
-	uint64_t	word;
-	int			turns = 0;
-
-	while ((word = next_word(rng)) >> 56 == 0)
-		turns++;
-	misses = (eight_ln_2 * turns + exponential_of(word)) / rate;
-	return misses < (double) (INT64_MAX / 2) ? (int64_t) misses : INT64_MAX / 2;
+	return DPML_MOST_GRID_STEPS;
 }

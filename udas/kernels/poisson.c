@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* Poisson batches: units are drawn ahead of their turn, so that the memory of their rows can be fetched in time. */
 #include "poisson.h"
 
 #include <string.h>
@@ -155,7 +156,7 @@ dpml_poisson_run(DpmlPoisson *state, DpmlSgd *sgd, int64_t work)
 		state->first_draw = (first + 1) % DPML_POISSON_AHEAD;
 		if (unit == STEP_END)
 		{
-			dpml_sgd_step(sgd);
+			dpml_sgd_apply_batch(sgd);
 			state->steps_left--;
 		}
 		else if (store->units == NULL)

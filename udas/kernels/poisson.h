@@ -10,11 +10,12 @@
 #include <stdint.h>
 
 #include "block.h"
-#include "noise.h"
+#include "random.h"
 #include "sgd.h"
 
 enum DpmlPoissonConstant
 {
+	DPML_MAX_POISSON_STEPS = 2147483647,	/* of a pass */
 	DPML_POISSON_STAGE = 32,		/* draws between two looks ahead */
 	DPML_POISSON_AHEAD = 96		/* draws known before their turn: where a unit, a row, its values are is fetched in turn */
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * What a row's K scores come to: their derivatives, the loss, a wrong class.
+ * From a row's K scores to the loss, its derivatives in them, and whether the class is wrong.
  * A row whose score, derivative or loss is not finite contributes nothing.  The
  * encoder makes no such row; forged bytes can.
  */
@@ -11,9 +11,9 @@
 #include <stdint.h>
 
 #include "loss.h"
+#include "norm.h"
 #include "row.h"
 #include "scalar.h"
-#include "sgd.h"
 
 /* Derivative of a loss of one score; 0 for a row that contributes nothing. */
 DPML_INLINE double

@@ -70,7 +70,7 @@ dpml_derivative(const DpmlLoss *loss, double u, double y)
 }
 
 DPML_INLINE double
-dpml_step(const DpmlSchedule *schedule, int64_t t)
+dpml_step_size(const DpmlSchedule *schedule, int64_t t)
 {
 	double		step;
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* Step sizes eta_t, t = 1, 2, ...; one function for the update and for its sensitivity. */
+/*
+ * Step sizes eta_t, t = 1, 2, ...: one function for the update and for its
+ * sensitivity, and one that derives what both are given (privacy/README.md, "Schedules").
+ */
 #ifndef DPML_SCHEDULE_H
 #define DPML_SCHEDULE_H
 
@@ -23,6 +26,22 @@ typedef struct DpmlSchedule
 	double		max_step;		/* 1 / (beta + lambda): every step is capped by it */
 } DpmlSchedule;
 
-double		dpml_schedule_step(const DpmlSchedule *schedule, int64_t t);
+/* A user's choice, and the numbers that step sizes depend on beside it.  All of them are public. */
+typedef struct DpmlScheduleChoice
+{
+	int32_t		kind;			/* enum DpmlScheduleKind */
+	int32_t		capped;			/* 0: no cap, where noise in every step makes any step size safe */
+	double		step_size;		/* > 0; 0 for the kind's own: constant 1 / sqrt n, inverse_sqrt 1 */
+	double		exponent;		/* c in [0, 1], for the two decreasing kinds */
+	double		n;				/* units of privacy, >= 0 */
+	double		smoothness;		/* bound on the data Hessian of a step: dpml_loss_unit_smoothness */
+	double		lambda;			/* L2 regulariser, >= 0 */
+} DpmlScheduleChoice;
+
+/* Derive the schedule of a choice: its cap 1 / (smoothness + lambda), its offset n^c and its own step size. */
+void		dpml_schedule_resolve(const DpmlScheduleChoice *choice, DpmlSchedule *schedule);
+
+/* eta_t of a schedule. */
+double		dpml_schedule_step_size(const DpmlSchedule *schedule, int64_t t);
 
 #endif

@@ -14,7 +14,6 @@
 #include <math.h>
 
 #include "scalar.h"
-#include "status.h"
 
 /* More batch positions than this use the fresh-order bound, which needs no memory. */
 #define MAX_POSITIONS INT64_C(10000000)
@@ -74,7 +73,7 @@ in_domain(const DpmlRun *run)
 		return 0;
 
 	/* Every schedule falls, so its first step is its largest. */
-	largest = dpml_step(&run->schedule, 1);
+	largest = dpml_step_size(&run->schedule, 1);
 	return largest > 0.0 && dpml_finite(largest) && largest * curvature <= 2.0;
 }
 
@@ -91,7 +90,7 @@ typedef struct Walk
 DPML_INLINE double
 walk_back(Walk *walk, const DpmlRun *run, int64_t s)
 {
-	double		step = dpml_step(&run->schedule, s);
+	double		step = dpml_step_size(&run->schedule, s);
 
 	walk->reach *= walk->rho;
 	if (s >= walk->released_from)
@@ -158,7 +157,7 @@ dpml_sensitivity(const DpmlRun *run, double *workspace, DpmlSensitivity *out)
 
 	positions = batches_per_pass(run);
 	out->steps = positions * run->passes;
-	out->step_max = dpml_step(&run->schedule, 1);
+	out->step_max = dpml_step_size(&run->schedule, 1);
 	walk.released_from = run->average_from > 0 ? run->average_from : out->steps;
 	walk.weight = 1.0 / (double) (out->steps - walk.released_from + 1);
 	push = one_order(run) ? worst_position(&walk, &local, positions, workspace) :

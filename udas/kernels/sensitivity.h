@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "schedule.h"
+#include "status.h"
 
 typedef struct DpmlRun
 {

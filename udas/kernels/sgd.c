@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * The weights are kept as w = scale * weights, so that the shrink by
- * 1 - eta lambda and the projection cost one multiplication each:
- *		scale <- (1 - eta lambda) scale,   weights <- weights - eta / (b scale) G,
- * G the gradient sum of the batch.  At b = 1 a row goes straight into weights,
- * without noise and momentum.
+ * SGD over rows: the batch that a row belongs to, and the row's part of the gradient
+ * sum; sgd_step.h has the step.  At b = 1 a row goes straight into the weights, without noise and momentum.
  */
 #include "sgd.h"
 
@@ -14,132 +11,14 @@
 #include "row.h"
 #include "rowloss.h"
 #include "scalar.h"
+#include "sgd_step.h"
 #include "vector.h"
-
-/* The scale is folded into the weights when it leaves this range. */
-#define SCALE_MIN 0x1p-64
-#define SCALE_MAX 0x1p64
-
-DPML_INLINE int64_t
-n_weights(const DpmlSgdOptions *options)
-{
-	return (int64_t) options->loss.n_classes * options->n_features;
-}
-
-static void
-fold_scale(DpmlSgd *state)
-{
-	int64_t		n = n_weights(&state->options);
-
-	if (state->scale == 0.0)
-		memset(state->weights, 0, (size_t) n * sizeof(double));
-	else
-		for (int64_t i = 0; i < n; i++)
-			state->weights[i] *= state->scale;
-	state->scale = 1.0;
-}
-
-/* Shrink for the next step; returns what multiplies the gradient sum in the weights. */
-DPML_INLINE double
-begin_step(DpmlSgd *state)
-{
-	const DpmlSgdOptions *options = &state->options;
-	double		step = dpml_step(&options->schedule, ++state->steps);
-
-	state->scale *= 1.0 - step * options->lambda;
-	if (!(fabs(state->scale) > SCALE_MIN && fabs(state->scale) < SCALE_MAX))
-		fold_scale(state);
-	return -step / (options->batch_size * state->scale);
-}
-
-DPML_INLINE void
-project(DpmlSgd *state)
-{
-	double		squares = dpml_dot_f64(n_weights(&state->options), state->weights, state->weights);
-	double		norm;
-
-	if (squares > 1e-280 && squares < 1e280)
-		norm = sqrt(squares);
-	else
-		norm = dpml_norm(n_weights(&state->options), state->weights);
-	norm *= fabs(state->scale);
-	if (norm > state->options.radius)
-		state->scale *= state->options.radius / norm;
-}
-
-DPML_INLINE void
-end_step(DpmlSgd *state)
-{
-	const DpmlSgdOptions *options = &state->options;
-
-	if (options->radius < INFINITY)
-		project(state);
-	if (options->average_from > 0 && state->steps >= options->average_from)
-	{
-		dpml_axpy_f64(n_weights(options), state->scale, state->weights, state->average);
-		state->averaged++;
-	}
-}
-
-/* Add fresh noise to the gradient sum, in whole steps of the noise's grid both. */
-DPML_INLINE void
-add_noise(DpmlSgd *state)
-{
-	const DpmlSgdOptions *options = &state->options;
-	int64_t		n = n_weights(options);
-	double		grid = state->grid;
-	double		per_step = 1.0 / grid;	/* powers of two: exact */
-	double	   *gradient = state->gradient;
-	const double *noise = state->noise;
-
-	if (options->noise == DPML_KNORM)
-		dpml_noise_knorm(state->rng, n, options->noise_scale * per_step, state->noise);
-	else
-		dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);
-	for (int64_t i = 0; i < n; i++)
-		gradient[i] = (rint(gradient[i] * per_step) + noise[i]) * grid;
-}
-
-/* A step along the velocity, which the whole weights enter: no lazy shrink. */
-DPML_INLINE void
-momentum_step(DpmlSgd *state)
-{
-	const DpmlSgdOptions *options = &state->options;
-	int64_t		n = n_weights(options);
-	double		step = dpml_step(&options->schedule, ++state->steps);
-	double	   *weights = state->weights;
-	double	   *velocity = state->velocity;
-	const double *gradient = state->gradient;
-
-	fold_scale(state);
-	for (int64_t i = 0; i < n; i++)
-	{
-		velocity[i] = options->momentum * velocity[i] + (options->lambda * weights[i] + gradient[i] / options->batch_size);
-		weights[i] -= step * velocity[i];
-	}
-}
-
-DPML_INLINE void
-apply_batch(DpmlSgd *state)
-{
-	int64_t		n = n_weights(&state->options);
-
-	if (state->options.noise != DPML_NO_NOISE)
-		add_noise(state);
-	if (state->velocity != NULL)
-		momentum_step(state);
-	else
-		dpml_axpy_f64(n, begin_step(state), state->gradient, state->weights);
-	memset(state->gradient, 0, (size_t) n * sizeof(double));
-	state->in_batch = 0;
-	end_step(state);
-}
 
 /* A batch of one row goes straight into the weights.  One of one unit may have several rows. */
 DPML_INLINE int
 is_direct(const DpmlSgdOptions *options)
 {
-	return options->batch_size == 1 && !options->units && options->noise == DPML_NO_NOISE && options->momentum == 0.0;
+	return options->batch_size == 1 && !options->by_unit && options->noise == DPML_NO_NOISE && options->momentum == 0.0;
 }
 
 /*
@@ -162,7 +41,7 @@ DPML_INLINE void
 row_done(DpmlSgd *state)
 {
 	state->rows++;
-	if (state->options.units)
+	if (state->options.by_unit)
 		return;
 	if (is_direct(&state->options))
 		end_step(state);
@@ -281,13 +160,63 @@ take_dense(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t end)
 	}
 }
 
+/*
+ * Place the arrays of a state from the first cache line of the memory on, so that
+ * no load of four lanes straddles two; returns where the last of them ends.
+ */
+static uintptr_t
+place_arrays(DpmlSgd *state, const DpmlSgdOptions *options, uintptr_t memory)
+{
+	int64_t		n = n_weights(options);
+	double	   *next = (double *) ((memory + 63) & ~(uintptr_t) 63);
+
+	state->weights = next;
+	next += n;
+	state->gradient = next;
+	next += n;
+	state->average = next;
+	next += n;
+	state->scores = next;
+	next += options->loss.n_classes;
+	state->velocity = options->momentum > 0.0 ? next : NULL;
+	if (state->velocity != NULL)
+		next += n;
+	state->noise = NULL;
+	state->rng = NULL;
+	if (options->noise != DPML_NO_NOISE)
+	{
+		state->noise = next;
+		next += n;
+		state->rng = (DpmlRng *) next;
+		return (uintptr_t) (state->rng + 1);
+	}
+	return (uintptr_t) next;
+}
+
 size_t
 dpml_sgd_memory(const DpmlSgdOptions *options)
 {
-	size_t		n_arrays = 3 + (options->momentum > 0.0) + (options->noise != DPML_NO_NOISE);
+	DpmlSgd		state;
 
-	return 64 + sizeof(double) * (n_arrays * (size_t) n_weights(options) + (size_t) options->loss.n_classes) +
-		(options->noise != DPML_NO_NOISE ? sizeof(DpmlRng) : 0);
+	/* from an address that wastes as much as any before the first cache line */
+	return (size_t) (place_arrays(&state, options, 1) - 1);
+}
+
+int
+dpml_sgd_valid(const DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	DpmlSgd		placed;
+
+	(void) place_arrays(&placed, options, (uintptr_t) state->weights);
+	return placed.weights == state->weights && placed.gradient == state->gradient &&
+		placed.average == state->average && placed.scores == state->scores &&
+		placed.velocity == state->velocity && placed.noise == state->noise && placed.rng == state->rng &&
+		options->n_features >= 1 && options->n_features <= DPML_MAX_FEATURES && options->loss.n_classes >= 1 &&
+		options->batch_size >= 1 && state->steps >= 0 && state->rows >= 0 &&
+		state->averaged >= 0 && state->averaged <= state->steps &&
+		state->in_batch >= 0 && state->in_batch <= options->batch_size &&
+		(options->noise == DPML_NO_NOISE || state->grid > 0.0);
 }
 
 void
@@ -295,31 +224,18 @@ dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, cons
 {
 	int64_t		n = n_weights(options);
 	size_t		size = (size_t) n * sizeof(double);
-	double	   *next;
+	uintptr_t	end;
 
 	memset(state, 0, sizeof(*state));
 	state->options = *options;
 	state->steps = start->steps;
 	state->scale = 1.0;
-	/* from a cache line's start, so that no load of four lanes straddles two */
-	state->weights = (double *) (((uintptr_t) memory + 63) & ~(uintptr_t) 63);
-	state->gradient = state->weights + n;
-	state->average = state->gradient + n;
-	state->scores = state->average + n;
-	next = state->scores + options->loss.n_classes;
-	memset(state->weights, 0, 3 * size + (size_t) options->loss.n_classes * sizeof(double));
-	if (options->momentum > 0.0)
-	{
-		state->velocity = next;
-		next += n;
-		memset(state->velocity, 0, size);
-		if (start->velocity != NULL)
-			memcpy(state->velocity, start->velocity, size);
-	}
+	end = place_arrays(state, options, (uintptr_t) memory);
+	memset(state->weights, 0, end - (uintptr_t) state->weights);
+	if (state->velocity != NULL && start->velocity != NULL)
+		memcpy(state->velocity, start->velocity, size);
 	if (options->noise != DPML_NO_NOISE)
 	{
-		state->noise = next;
-		state->rng = (DpmlRng *) (next + n);
 		state->grid = dpml_noise_grid(options->noise_scale);
 		dpml_rng_start(state->rng, start->key);
 	}
@@ -341,7 +257,7 @@ dpml_sgd_row(DpmlSgd *state, const double *x, double y)
 {
 	Row			row = {ROW_F64, state->options.n_features, NULL, x, NULL, y};
 
-	if (state->options.units)
+	if (state->options.by_unit)
 		begin_row(state, 1);
 	if (state->options.loss.n_classes > 1)
 		take_row_classes(state, &row);
@@ -394,10 +310,10 @@ dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n)
 	DpmlSgd		local = *state; /* no store to the arrays can alias it */
 	int32_t		end = first + n;
 
-	/* The caller has refused such a block by name; the arrays must be safe from it anyway. */
+	/* The caller has rejected such a block with an error; the arrays must be safe from it anyway. */
 	if (block->n_features != state->options.n_features)
 		return;
-	if (state->options.units)
+	if (state->options.by_unit)
 		take_units(&local, block, first, end);
 	else if (state->options.loss.n_classes > 1)
 		take_classes(&local, block, first, end);
@@ -427,7 +343,7 @@ dpml_sgd_add(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n)
 }
 
 DPML_CLONES void
-dpml_sgd_step(DpmlSgd *state)
+dpml_sgd_apply_batch(DpmlSgd *state)
 {
 	apply_batch(state);
 }

@@ -15,7 +15,7 @@
 
 #include "block.h"
 #include "loss.h"
-#include "noise.h"
+#include "random.h"
 #include "schedule.h"
 
 enum DpmlStepNoise
@@ -37,11 +37,18 @@ typedef struct DpmlSgdOptions
 	int64_t		average_from;	/* first step whose iterate enters the average, from 1; 0 for no average */
 	int32_t		n_features;		/* d, intercept included */
 	int32_t		batch_size;		/* b >= 1, in units of privacy */
-	int32_t		units;			/* 1: blocks say which rows begin a unit; 0: every row is one */
+	int32_t		by_unit;		/* 1: blocks say which rows begin a unit; 0: every row is one */
 	int32_t		noise;			/* enum DpmlStepNoise */
 } DpmlSgdOptions;
 
-/* The caller allocates `memory`; the arrays below point into it.  w is scale * weights until finished. */
+/*
+ * w is scale * weights until finished.  The caller allocates the memory that the
+ * arrays are in, from its first cache line on:
+ *
+ *	| weights f64[K d] | gradient f64[K d] | average f64[K d] | scores f64[K] |
+ *	with momentum: | velocity f64[K d] |
+ *	with noise:    | noise f64[K d] | rng DpmlRng |
+ */
 typedef struct DpmlSgd
 {
 	DpmlSgdOptions options;
@@ -60,7 +67,7 @@ typedef struct DpmlSgd
 	DpmlRng    *rng;			/* of the noise; NULL without */
 } DpmlSgd;
 
-/* Where a pass begins: NULL arrays (K x d) are zero, or no iterate in the average yet. */
+/* The state at the beginning of a pass: a NULL array (K x d) is zero, and a NULL average has no iterate yet. */
 typedef struct DpmlSgdStart
 {
 	const double *weights;		/* they are projected on the ball */
@@ -72,6 +79,9 @@ typedef struct DpmlSgdStart
 
 /* Bytes of working memory a pass needs. */
 size_t		dpml_sgd_memory(const DpmlSgdOptions *options);
+
+/* 1 if the arrays lie as drawn above and the numbers are within their bounds; for assertions. */
+int			dpml_sgd_valid(const DpmlSgd *state);
 
 void		dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, const DpmlSgdStart *start);
 
@@ -85,30 +95,9 @@ void		dpml_sgd_block(DpmlSgd *state, const DpmlBlock *block, int32_t first, int3
 void		dpml_sgd_add(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t n);
 
 /* A step with the open batch, empty or not. */
-void		dpml_sgd_step(DpmlSgd *state);
+void		dpml_sgd_apply_batch(DpmlSgd *state);
 
 /* Apply the open short batch, fold the scale into weights, turn average into the mean.  Call once. */
 void		dpml_sgd_finish(DpmlSgd *state);
-
-/*
- * Sum of losses at weights (K x d) over rows first .. first + n - 1, which must exist, of a block, and over one
- * float64 row; scores has K doubles.
- */
-double		dpml_loss_sum_block(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
-								int32_t first, int32_t n, double *scores);
-double		dpml_loss_sum_row(const DpmlLoss *loss, const double *weights, int32_t n_features,
-							  const double *x, double y, double *scores);
-
-/* Scores (K) of one float32 row at weights (K x d); what prediction uses. */
-void		dpml_scores(int32_t n_outputs, int32_t n_features, const double *weights, const float *x, double *scores);
-
-/*
- * ||P x||_2 of one float32 row; p is d x d, symmetric, work has d doubles.  0 where it is
- * beyond doubles, or so small that its products are not precise.
- */
-double		dpml_whitened_norm(int32_t n_features, const double *p, const float *x, double *work);
-
-/* Euclidean norm that neither overflows nor underflows; NaN or infinity if an entry is not finite. */
-double		dpml_norm(int64_t n, const double *x);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* What a kernel that can refuse its input returns.  Kernels never print and never allocate. */
+/* Results of a kernel that can reject its input.  Kernels never print and never allocate. */
 #ifndef DPML_STATUS_H
 #define DPML_STATUS_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
+/* Compensated sums: exact additions of two doubles. */
 #include "sums.h"
 
 #include "clones.h"

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
+ * Norms ||P x|| of the rows of a block.
+ *
  * Several rows of P at a time stay in the cache while all rows of the block pass
  * by: a wide P is read once for the block, not once for a row.
  */
@@ -9,9 +11,10 @@
 #include <math.h>
 
 #include "group.h"
+#include "norm.h"
 #include "row.h"
 #include "scalar.h"
-#include "sgd.h"
+#include "vector.h"
 
 /* Values of P that stay in the cache, and rows of it that are read at a time at least. */
 #define WHITEN_VALUES 4096
@@ -147,4 +150,21 @@ dpml_whiten_rows(const DpmlBlock *block, const double *p, double norm, int32_t f
 			length = careful_norm(block, p, i, product);
 		scale_row(&row, norm / length, values + (row.f32 - block->values));
 	}
+}
+
+/* P x as a sum of columns, which are rows too: those of features that are 0, many in an image, are not read. */
+DPML_CLONES double
+dpml_whitened_norm(int32_t n_features, const double *p, const float *x, double *work)
+{
+	double		norm;
+
+	for (int32_t i = 0; i < n_features; i++)
+		work[i] = 0.0;
+	for (int32_t i = 0; i < n_features; i++)
+	{
+		if (x[i] != 0.0f)
+			dpml_axpy_f64(n_features, x[i], p + (int64_t) i * n_features, work);
+	}
+	norm = dpml_norm(n_features, work);
+	return norm > 1e-280 && dpml_finite(norm) ? norm : 0.0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: PostgreSQL */
-/* Rows brought to one norm as a matrix sees it. */
+/* The norm ||P x||_2 of a row as a matrix P sees it, and rows brought to one such norm. */
 #ifndef DPML_WHITEN_H
 #define DPML_WHITEN_H
 
@@ -19,5 +19,11 @@ int64_t		dpml_whiten_memory(int32_t n_features, int32_t n);
  */
 void		dpml_whiten_rows(const DpmlBlock *block, const double *p, double norm, int32_t first, int32_t n,
 							 double *work, float *values);
+
+/*
+ * ||P x||_2 of one float32 row; p is d x d, symmetric, work has d doubles.  0 where it is
+ * beyond doubles, or so small that its products are not precise.
+ */
+double		dpml_whitened_norm(int32_t n_features, const double *p, const float *x, double *work);
 
 #endif

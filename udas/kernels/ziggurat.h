@@ -68,7 +68,7 @@ static const uint64_t ziggurat_edges[257] = {
 	496314021146640527U, 0U
 };
 
-/* Of the 2^55 places on either side of a strip, how many lie wholly within its inner edge. */
+/* Number of places, of the 2^55 on either side of a strip, that lie wholly within its inner edge. */
 static const int64_t ziggurat_inside[256] = {
 	33664761139788586, 34008798093435471, 34681000839709026, 34990661633634271, 35171972250479803, 35292136061617052,
 	35378118600597917, 35442946535178702, 35493719137392487, 35534650133276949, 35568405565181324, 35596758267526389,

@@ -17,7 +17,6 @@ from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.dates import DATE_KINDS, date_number
 
 __all__ = [
-    "MAX_PROJECTION",
     "as_in_catalog",
     "compared_label",
     "completed",
@@ -27,9 +26,6 @@ __all__ = [
     "stored_values",
 ]
 
-
-MAX_PROJECTION = 2**26
-"""Largest number of entries of a projection matrix, as in udas/spec.c."""
 
 _DEFAULTS: dict[str, Any] = {
     "scale": "center",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pg_dpml.blocks.encoder import (
-    MAX_PROJECTION,
     as_in_catalog,
     compared_label,
     encode_column,
@@ -20,8 +19,8 @@ from pg_dpml.database.catalog import SourceTable, look_up_table
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
+from pg_dpml.kernels import MAX_FEATURES, MAX_PROJECTION
 from pg_dpml.names import shown, visible
-from pg_dpml.spec.columns import MAX_FEATURES
 from pg_dpml.spec.data import MAX_WEIGHTS, DataSpec
 
 __all__ = [

@@ -107,7 +107,7 @@ def history(dataset: DataSet, output: Output) -> None:
             what = f"opened again; until then {_terms_text(entry.terms)}"
         if entry.charge is not None:
             cost = found.amount(Cost(entry.loss, entry.delta))
-            what = f"{cost}, entry {entry.charge} of dpml.ledger, request {visible(entry.request)}"
+            what = f"{cost}, entry {entry.charge} of dpml.ledger, charge key {visible(entry.charge_key)}"
         lines.append(f"{entry.turn}  {entry.entered_at:%Y-%m-%d %H:%M %Z}  {shown(entry.entered_by)}  {what}")
     if not entries:
         lines.append("Nothing was charged.")

@@ -30,7 +30,8 @@ from pg_dpml.database.session import Session
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, DpmlError
 from pg_dpml.names import shown, visible_lines
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import ACCOUNTANTS, AVERAGES, LOSSES, METHODS, SCHEDULES, SGD_OPTIONS, SOLVERS
+from pg_dpml.training.method import method_options, methods
+from pg_dpml.training.options import shown_name
 
 __all__ = [
     "ModelName",
@@ -43,6 +44,7 @@ __all__ = [
     "could_not_write",
     "decimal",
     "note",
+    "option_help",
     "optional_decimal",
     "require_folder",
     "say",
@@ -231,45 +233,50 @@ def _privacy_options(
     return pg_dpml.PrivacySpec(epsilon, delta, relation)
 
 
-def _training_options(
-    method: Annotated[str, typer.Option(help=" | ".join(METHODS))] = "auto",
-    solver: Annotated[
-        str | None,
-        typer.Option(
-            help=" | ".join(SOLVERS)
-            + ", of bolt-on. Default: certified with --lambda above 0 and none of "
-            + ", ".join(f"--{name.replace('_', '-')}" for name in SGD_OPTIONS)
-            + "; else sgd."
-        ),
-    ] = None,
-    loss: Annotated[str | None, typer.Option(help=" | ".join(LOSSES) + ". Default: by the label.")] = None,
-    passes: Annotated[int | None, typer.Option(help="Passes over the rows.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows in a step.")] = None,
-    lambda_: Annotated[float | None, typer.Option("--lambda", help="L2 regulariser. Default: 0.")] = None,
-    schedule: Annotated[str | None, typer.Option(help=" | ".join(SCHEDULES))] = None,
-    step_size: Annotated[float | None, typer.Option(help="Step of constant and inverse_sqrt.")] = None,
-    momentum: Annotated[
-        float | None, typer.Option(help="dp-gd, dp-sgd, scs13: share of the last step.")
-    ] = None,
-    exponent: Annotated[float, typer.Option(help="c of n^c in the decreasing schedules.")] = 0.5,
-    radius: Annotated[float | None, typer.Option(help="Keep the model in a ball of this radius.")] = None,
-    average: Annotated[str | None, typer.Option(help=" | ".join(AVERAGES) + " of the iterates.")] = None,
-    tail: Annotated[
-        float | None, typer.Option(help="Share of the iterates that --average tail takes.")
-    ] = None,
-    fresh_order: Annotated[bool, typer.Option("--fresh-order", help="Shuffle before every pass.")] = False,
-    clip: Annotated[float | None, typer.Option(help="Bound on the loss's derivative.")] = None,
-    unit_clip: Annotated[
-        float | None, typer.Option(help="dp-gd with a unit: bound on the gradient of a unit's rows.")
-    ] = None,
-    huber_h: Annotated[float, typer.Option(help="Half width of the Huber SVM's bend.")] = 0.5,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="noiseless: stop when the loss falls by less; lbfgs: at a gradient of this norm."),
-    ] = None,
-    accountant: Annotated[str | None, typer.Option(help=" | ".join(ACCOUNTANTS) + ", of bst14.")] = None,
-) -> pg_dpml.TrainSpec:
-    return pg_dpml.TrainSpec(**locals())
+def option_help(name: str) -> str:
+    """One option in words: what it does, in which methods, with which values and which default."""
+    used_by = method_options()[name]
+    texts: dict[str, list[str]] = {}
+    for method, declared in used_by.items():
+        texts.setdefault(declared.help, []).append(method)
+    if len(texts) == 1:
+        words = next(iter(texts))
+    else:
+        words = " ".join(f"{', '.join(names)}: {text}" for text, names in texts.items())
+    declared = next(iter(used_by.values()))
+    others = [method for method in methods() if method not in used_by]
+    if len(texts) == 1 and others:
+        few = len(used_by) <= len(others)
+        words += f" In {', '.join(used_by)}." if few else f" Not in {', '.join(others)}."
+    if isinstance(declared.default, bool):
+        return words
+    defaults = {one.otherwise for one in used_by.values()}
+    otherwise = next(iter(defaults)) if len(defaults) == 1 else "by method"
+    return f"{words} {declared.domain.text}. Default: {otherwise or declared.default}."
+
+
+def _training_options(**given: Any) -> pg_dpml.TrainSpec:
+    return pg_dpml.TrainSpec(**given)
+
+
+def _training_parameters() -> list[inspect.Parameter]:
+    """`--method`, and every option that a method declares."""
+    help_of_method = " | ".join(methods())
+    found = [_parameter("method", str, "auto", typer.Option(help=help_of_method))]
+    for name, used_by in method_options().items():
+        declared = next(iter(used_by.values()))
+        flag = f"--{shown_name(name).replace('_', '-')}"
+        given = declared.domain.type if declared.default is not None else declared.domain.type | None
+        found.append(_parameter(name, given, declared.default, typer.Option(flag, help=option_help(name))))
+    return found
+
+
+def _parameter(name: str, given: Any, default: object, option: Any) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[given, option])
+
+
+_training_options.__signature__ = inspect.Signature(_training_parameters())  # type: ignore[attr-defined]
 
 
 class _Terminated(KeyboardInterrupt):

@@ -21,8 +21,8 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.database.versions import versions as read_versions
 from pg_dpml.ledger import models as registry
 from pg_dpml.names import shown, visible
-from pg_dpml.reports import export as exporting
-from pg_dpml.reports import report as reports
+from pg_dpml.reports import model_report, words
+from pg_dpml.reports import sql_expression as exporting
 from pg_dpml.reports.html import model_html
 from pg_dpml.server import maintenance
 
@@ -32,7 +32,7 @@ def models(output: Output) -> None:
     """List the stored models and what each spent."""
     with output.session() as session:
         found = registry.list_models(session)
-    output.print(reports.models_text(found), reports.models_record(found))
+    output.print(model_report.models_text(found), model_report.models_record(found))
 
 
 @command
@@ -40,7 +40,7 @@ def show(model: ModelName, output: Output) -> None:
     """Show a stored model: guarantee, origin, coefficients."""
     with output.session() as session:
         found = registry.load_model(session, model)
-    output.print(reports.model_text(found), reports.model_record(found))
+    output.print(model_report.model_text(found), model_report.model_record(found))
 
 
 @command
@@ -92,7 +92,7 @@ def revoke(model: ModelName, role: RoleName, output: Output) -> None:
 
 def _print_grants(model: registry.Model, output: Output, warning: str | None = None) -> None:
     record = {"model": model.name, "owner": model.owner, "granted_to": list(model.granted_to)}
-    text = reports.grants_text(model)
+    text = model_report.grants_text(model)
     if warning is not None:
         text += f"\nWarning: {warning}"
         record["warning"] = warning
@@ -121,12 +121,12 @@ def export(
         found = registry.load_model(session, model)
         types = _column_types(session, found, table) if format == "sql" else {}
     if format == "json":
-        say(json.dumps(reports.model_record(found), indent=2))
+        say(json.dumps(model_report.model_record(found), indent=2))
         return
     expression = exporting.sql_expression(found, types, what)
     heading = [f"{what} of model {shown(model)} for a row t: SELECT (the expression below) FROM TABLE AS t"]
     if not found.private:
-        heading.append(reports.NOT_PRIVATE)
+        heading.append(words.NOT_PRIVATE)
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in heading)
     say(comments + expression)
 
@@ -136,7 +136,7 @@ def _column_types(session: Session, model: registry.Model, table: str | None) ->
     if table is not None:
         return dict(look_up_table(session, table).columns)
     try:
-        return dict(look_up_table(session, str(model.training.get("dataset"))).columns)
+        return dict(look_up_table(session, str(model.training.get("table_name"))).columns)
     except pg_dpml.SpecError:
         warn(
             "the training table is gone: name one like it with --table, or all categories are compared as "
@@ -167,7 +167,7 @@ def report(
         evaluation = pg_dpml.evaluate(connection.dsn, model, table, public=True, insecure=connection.insecure)
     with connection.session() as session:
         found = registry.load_model(session, model)
-        charges = registry.charges_of(session, str(found.training.get("dataset")))
+        charges = registry.charges_of(session, str(found.training.get("table_name")))
         versions = read_versions(session)
     document = model_html(found, charges=charges, evaluation=evaluation, versions=versions)
     write_file(file, document.encode())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from pg_dpml.runs.train import Progress as RunProgress
+    from pg_dpml.training.job import Progress as RunProgress
 
 __all__ = ["pause", "progress_bar", "resume", "signs_of_life"]
 

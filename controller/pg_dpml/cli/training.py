@@ -30,16 +30,16 @@ from pg_dpml.cli.framework import (
 from pg_dpml.cli.progress import progress_bar, resume
 from pg_dpml.ledger import budgets, charging, runs_left
 from pg_dpml.names import shown, visible
-from pg_dpml.privacy.cost import gaussian_part
-from pg_dpml.reports import plots, report
+from pg_dpml.reports import comparison_report, evaluation_report, plan_report, plots, result_report
 from pg_dpml.reports.html import comparison_html
-from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_METHODS, DEFAULT_SPLITS
-from pg_dpml.runs.train import alternatives, priced_at
-from pg_dpml.server.demo import ADULT_SPEC, adult_server, run_demo
+from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS, default_methods
+from pg_dpml.runs.planning import alternatives, priced_at
+from pg_dpml.server.demo import adult_server, run_demo
+from pg_dpml.server.demo_data import ADULT_SPEC
 
 _KEEP = """
 The server runs until you press Ctrl-C, which {end}.
-In another terminal, and then as README.md, "Five minutes", goes on:
+In another terminal, and then as README.md, "First model in five minutes", goes on:
   export PATH={folder}:$PATH:{programs}
   export {environment}
   dpml demo --spec > adult.toml
@@ -48,7 +48,7 @@ In another terminal, and then as README.md, "Five minutes", goes on:
 _NEXT = """
 Next: scripts/demo --epsilon 0.1     a stronger guarantee
       scripts/demo --keep            leave the server running, to try the other commands on it
-      README.md, "On your own server"
+      docs/install.md                your own server
 """
 
 
@@ -62,7 +62,7 @@ def plan(
     others = () if privacy is None else alternatives(decided.problem, privacy)
     outlook = None
     if privacy is not None and decided.guarantee is not None and decided.noise is not None:
-        gaussian = gaussian_part(decided.noise)
+        gaussian = None if decided.noise is None else decided.noise.releases()
         with output.session() as session:
             table = resolve(session, data).table
             outlook = charging.outlook(
@@ -73,7 +73,9 @@ def plan(
                 dataset=data.dataset,
                 at_epsilon=partial(priced_at, decided.problem, privacy, training),
             )
-    output.print(report.plan_text(decided, others, outlook), report.plan_record(decided, others, outlook))
+    output.print(
+        plan_report.plan_text(decided, others, outlook), plan_report.plan_record(decided, others, outlook)
+    )
 
 
 @command
@@ -83,9 +85,9 @@ def train(
     privacy: pg_dpml.PrivacySpec | None,
     training: pg_dpml.TrainSpec,
     output: Output,
-    request: Annotated[
+    charge_key: Annotated[
         str | None,
-        typer.Option(help="Where the data set has a budget: name of this charge, so that a repeat is free."),
+        typer.Option(help="Where the data set has a budget: key of this charge, so that a repeat is free."),
     ] = None,
 ) -> None:
     """Train a model, charge its privacy loss, and store it. All that happens in the database."""
@@ -99,11 +101,11 @@ def train(
             name=name,
             progress=progress,
             insecure=output.insecure,
-            request=request,
+            charge_key=charge_key,
         )
     account = _account(output, result.model.charge)
-    lines = [report.result_text(result), *([] if account is None else [account[0]]), _next(name)]
-    record = report.result_record(result) | ({} if account is None else {"budget": account[1]})
+    lines = [result_report.result_text(result), *([] if account is None else [account[0]]), _next(name)]
+    record = result_report.result_record(result) | ({} if account is None else {"budget": account[1]})
     output.print("\n".join(lines), record)
 
 
@@ -167,7 +169,7 @@ def tune(
             progress=progress,
             insecure=output.insecure,
         )
-    output.print(f"{report.tuning_text(result)}\n{_next(name)}", report.tuning_record(result))
+    output.print(f"{result_report.tuning_text(result)}\n{_next(name)}", result_report.tuning_record(result))
 
 
 @command
@@ -176,7 +178,7 @@ def compare(
     output: Output,
     methods: Annotated[
         str, typer.Option(metavar="NAME,...", help="Each with its default options.")
-    ] = ",".join(DEFAULT_METHODS),
+    ] = ",".join(default_methods()),
     epsilons: Annotated[
         str, typer.Option(metavar="E,...", help="Privacy losses, each in [1e-12, 100].")
     ] = ",".join(f"{epsilon:g}" for epsilon in DEFAULT_EPSILONS),
@@ -213,13 +215,13 @@ def compare(
             progress=progress,
             insecure=output.insecure,
         )
-    output.print(report.comparison_text(found), report.comparison_record(found))
+    output.print(comparison_report.comparison_text(found), comparison_report.comparison_record(found))
     if file is None:
         return
     if file.suffix == ".html":
         content = comparison_html(found).encode()
     else:
-        content = plots.comparison_plot(found, report.comparison_stamp(found), file.suffix[1:])
+        content = plots.comparison_plot(found, comparison_report.comparison_stamp(found), file.suffix[1:])
     write_file(file, content)
 
 
@@ -276,7 +278,7 @@ def evaluate(
         insecure=output.insecure,
         dataset=dataset,
     )
-    output.print(report.evaluation_text(found), report.evaluation_record(found))
+    output.print(evaluation_report.evaluation_text(found), evaluation_report.evaluation_record(found))
 
 
 @command

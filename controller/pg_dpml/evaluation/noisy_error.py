@@ -24,7 +24,6 @@ from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.names import shown
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.choice import choose_noise
-from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import sums
 from pg_dpml.privacy.noise.output import ReleaseNoise
@@ -244,8 +243,8 @@ def _clip(model: models.Model, clip: float | None) -> float | None:
 def _pricing(
     guarantee: Guarantee, noise_at: Callable[[float], ReleaseNoise]
 ) -> Callable[[float], terms.Priced]:
-    """A function that prices the release at another epsilon."""
-    return lambda epsilon: (replace(guarantee, epsilon=epsilon), gaussian_part(noise_at(epsilon)))
+    """What such a release costs at another epsilon."""
+    return lambda epsilon: (replace(guarantee, epsilon=epsilon), noise_at(epsilon).releases())
 
 
 def _charge(session: Session, release: _Release, dataset: str | None) -> charging.Charged:
@@ -257,12 +256,12 @@ def _charge(session: Session, release: _Release, dataset: str | None) -> chargin
         session,
         release.table,
         release.guarantee,
-        gaussian_part(release.noise),
+        release.noise.releases(),
         at_epsilon=_pricing(release.guarantee, release.noise_at),
         dataset=dataset,
         model=release.model.name,
         method="evaluate",
-        n_rows=release.n_rows,
+        n_units=release.n_rows,
         mechanism=mechanism | asdict(release.noise),
     )
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.kernels import FloatArray
-from pg_dpml.methods.job import Result
-from pg_dpml.methods.plan import Problem
+from pg_dpml.training.job import Result
+from pg_dpml.training.plan import Problem
 
 __all__ = ["LARGEST_SQUARED_ERROR", "errors", "rounding"]
 

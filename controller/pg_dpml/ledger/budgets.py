@@ -80,7 +80,7 @@ def history(session: Session, dataset: str) -> list[Entry]:
     """The entries of a budget, in order."""
     rows = session.fetch(
         sql.SQL(
-            "SELECT turn, entered_at, entered_by, request, charge, loss, delta, terms "
+            "SELECT turn, entered_at, entered_by, charge_key, charge, loss, delta, terms "
             "FROM dpml.budget_entries "
             "WHERE dataset = %(dataset)s ORDER BY turn"
         ),
@@ -111,14 +111,14 @@ def close_budget(session: Session, dataset: str) -> Budget:
     return budget
 
 
-def charge_of(session: Session, dataset: str, request: str) -> int | None:
-    """The number in the ledger of the charge that a request made, if it made one."""
+def charge_of(session: Session, dataset: str, charge_key: str) -> int | None:
+    """Number in the ledger of the charge made under a charge key; None if there is none."""
     found = session.fetch(
         sql.SQL(
-            "SELECT charge FROM dpml.budget_entries WHERE dataset = %(dataset)s AND request = %(request)s "
-            "AND charge IS NOT NULL"
+            "SELECT charge FROM dpml.budget_entries WHERE dataset = %(dataset)s "
+            "AND charge_key = %(charge_key)s AND charge IS NOT NULL"
         ),
-        {"dataset": dataset, "request": request},
+        {"dataset": dataset, "charge_key": charge_key},
     )
     return found[0][0] if found else None
 
@@ -242,17 +242,19 @@ def account_of(session: Session, charge: int) -> tuple[Budget, Left] | None:
     return budget, left_of(session, budget)
 
 
-def enter(session: Session, budget: Budget, turn: int, request: str, charge: int | None, cost: Cost) -> None:
+def enter(
+    session: Session, budget: Budget, turn: int, charge_key: str, charge: int | None, cost: Cost
+) -> None:
     """Add an entry to a budget."""
     session.execute(
         sql.SQL(
-            "INSERT INTO dpml.budget_entries (dataset, turn, request, charge, loss, delta) "
-            "VALUES (%(dataset)s, %(turn)s, %(request)s, %(charge)s, %(loss)s, %(delta)s)"
+            "INSERT INTO dpml.budget_entries (dataset, turn, charge_key, charge, loss, delta) "
+            "VALUES (%(dataset)s, %(turn)s, %(charge_key)s, %(charge)s, %(loss)s, %(delta)s)"
         ),
         {
             "dataset": budget.dataset,
             "turn": turn,
-            "request": request,
+            "charge_key": charge_key,
             "charge": charge,
             "loss": cost.loss,
             "delta": cost.delta,

@@ -25,8 +25,9 @@ from pg_dpml.ledger.budgets import (
 from pg_dpml.ledger.claims import budget_of, claim, readable_budget
 from pg_dpml.ledger.terms import Outlook, Priced, Terms, exact, price
 from pg_dpml.names import shown
-from pg_dpml.privacy.cost import Accounting, GaussianRun
+from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.releases import GaussianRun
 
 __all__ = [
     "Charged",
@@ -53,10 +54,10 @@ def charge(
     dataset: str | None,
     model: str,
     method: str,
-    n_rows: int,
+    n_units: int,
     mechanism: Mapping[str, Any],
     at_epsilon: Callable[[float], Priced],
-    request: str | None = None,
+    charge_key: str | None = None,
     terms: Terms | None = None,
 ) -> Charged:
     """Charge a run to the ledger and to its data set's budget; the caller commits before it reads a row.
@@ -68,14 +69,14 @@ def charge(
         The table that the run reads.
     guarantee : Guarantee
     gaussian : Releases, PoissonSteps or None
-        See `privacy.budget.gaussian_part`.
+        See `RunNoise.releases`.
     dataset : str or None
         Name of the budget to charge; None: the budget that lists the table, if there is one.
-    model, method, n_rows, mechanism
+    model, method, n_units, mechanism
         See `models.charge`.
     at_epsilon : callable
         Returns guarantee and Gaussian part of this run at another epsilon, for advice; may raise an error.
-    request : str or None
+    charge_key : str or None
         Name of the charge, which is made once; None: a new one.
     terms : Terms or None
         Terms of the run besides those of the budget.
@@ -91,7 +92,7 @@ def charge(
     GuaranteeError
         If the run protects another unit than the budget, or the table belongs to another data set.
     SpecError
-        If there is no such budget, or no budget that `request` could be of.
+        If there is no such budget, or no budget that `charge_key` could be of.
     DpmlError
         If the transaction's snapshot is older than the last entry: try again in a new one. At READ
         COMMITTED, which every command uses, sessions wait for each other instead.
@@ -101,9 +102,10 @@ def charge(
     Source: privacy/README.md, "Budgets".
     """
     budget = budget_of(session, table, dataset)
-    if budget is None and request is not None:
+    if budget is None and charge_key is not None:
         raise SpecError(
-            "request goes with a budget, which this data set has not: leave it out, or see dpml budget open"
+            "charge_key goes with a budget, which this data set has not: leave it out, or see "
+            "dpml budget open"
         )
     if budget is not None:
         cost = price(budget, guarantee, gaussian)
@@ -122,7 +124,7 @@ def charge(
                 "nothing was charged; try again"
             )
         left = left_of(session, budget)
-        earlier = None if request is None else charge_of(session, budget.dataset, request)
+        earlier = None if charge_key is None else charge_of(session, budget.dataset, charge_key)
         if earlier is not None:
             return Charged(earlier, True)
         require_open(budget, left)
@@ -139,18 +141,18 @@ def charge(
         claim(session, budget, table)
     entry = models.charge(
         session,
-        dataset=table_name(table),
+        table_name=table_name(table),
         model=model,
         method=method,
         epsilon=exact(guarantee.epsilon),
         delta=exact(guarantee.delta),
         relation=guarantee.relation.value,
-        n_rows=n_rows,
+        n_units=n_units,
         mechanism=dict(mechanism)
         | {"unit": guarantee.unit, "max_rows_per_unit": guarantee.max_rows_per_unit},
     )
     if budget is not None:
-        enter(session, budget, left.entries + 1, request or str(uuid.uuid4()), entry, cost)
+        enter(session, budget, left.entries + 1, charge_key or str(uuid.uuid4()), entry, cost)
     return Charged(entry, False)
 
 

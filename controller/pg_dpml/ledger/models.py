@@ -97,13 +97,13 @@ class Charge:
     id: int
     charged_at: datetime
     charged_by: str
-    dataset: str
+    table_name: str
     model: str
     method: str
-    epsilon: Decimal | None
-    delta: Decimal | None
-    relation: str | None
-    n_rows: int | None
+    epsilon: Decimal
+    delta: Decimal
+    relation: str
+    n_units: int
     mechanism: Mapping[str, Any]
 
 
@@ -122,13 +122,13 @@ def require_new_name(session: Session, name: str) -> None:
 def charge(
     session: Session,
     *,
-    dataset: str,
+    table_name: str,
     model: str,
     method: str,
     epsilon: Decimal,
     delta: Decimal,
     relation: str,
-    n_rows: int,
+    n_units: int,
     mechanism: Mapping[str, Any],
 ) -> int:
     """Write the cost of a run into the ledger; the caller commits before it reads a row.
@@ -139,14 +139,13 @@ def charge(
         The ledger's id of the charge.
     """
     values = {
-        "dataset": dataset,
+        "table_name": table_name,
         "model": model,
         "method": method,
-        "private": True,
         "epsilon": epsilon,
         "delta": delta,
         "relation": relation,
-        "n_rows": n_rows,
+        "n_units": n_units,
         "mechanism": json_parameter(mechanism),
     }
     ((entry,),) = session.fetch(_insert("ledger", values) + sql.SQL(" RETURNING id"), values)
@@ -340,13 +339,13 @@ def require_role(session: Session, role: str, argument: str) -> str:
     return found
 
 
-def charges_of(session: Session, dataset: str) -> list[Charge] | None:
+def charges_of(session: Session, table_name: str) -> list[Charge] | None:
     """The charges of a table, in order; None if the role may not read the ledger."""
     (allowed,) = session.fetch_one(sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.ledger', 'SELECT')"))
     if not allowed:
         return None
     columns = [column.name for column in fields(Charge)]
-    query = sql.SQL("SELECT {} FROM dpml.ledger WHERE dataset = %(dataset)s ORDER BY id").format(
+    query = sql.SQL("SELECT {} FROM dpml.ledger WHERE table_name = %(table_name)s ORDER BY id").format(
         sql.SQL(", ").join(map(sql.Identifier, columns))
     )
-    return [Charge(*row) for row in session.fetch(query, {"dataset": dataset})]
+    return [Charge(*row) for row in session.fetch(query, {"table_name": table_name})]

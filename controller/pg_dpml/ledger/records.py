@@ -97,7 +97,7 @@ class TrainingRecord:
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored; what the method adds stands beside the other keys."""
         stored = {
-            "dataset": self.table_name,
+            "table_name": self.table_name,
             "where": self.where,
             "n_units": self.n_units,
             "passes": self.passes,
@@ -109,7 +109,7 @@ class TrainingRecord:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TrainingRecord:
         """The record that was stored."""
-        given = {"table_name" if key == "dataset" else key: value for key, value in stored.items()}
+        given = dict(stored)
         own = {f.name: given.pop(f.name) for f in fields(cls) if f.name in given and f.name != "method"}
         own["features"] = tuple(own.get("features", ()))
         return cls(**own, method=given)

@@ -11,8 +11,9 @@ from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.names import shown
-from pg_dpml.privacy.cost import Accounting, Cost, GaussianRun, cost_of, epsilon_of
+from pg_dpml.privacy.cost import Accounting, Cost, cost_of, epsilon_of
 from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.releases import GaussianRun
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -179,7 +180,7 @@ class Entry:
     turn: int
     entered_at: datetime
     entered_by: str
-    request: str
+    charge_key: str
     charge: int | None
     loss: Decimal
     delta: Decimal

@@ -3,77 +3,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.methods import bolt_on, full_batch, sufficient_statistics
-from pg_dpml.methods.plan import Plan, Problem
+from pg_dpml.methods.bolt_on import BoltOn, BoltOnOptions
+from pg_dpml.methods.dp_gd import DpGd, DpGdOptions
+from pg_dpml.methods.sufficient_statistics import StatisticsOptions, SufficientStatistics
+from pg_dpml.methods.whitened_dp_gd import WhitenedDpGd, WhitenedOptions
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise import composed
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.method import Example, PrivateMethod, register
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.shared_options import LossOptions
 
-__all__ = ["plan"]
+__all__ = ["Auto"]
 
 STATISTICS_BUDGET = 100.0
 """n mu/(m d^2) from which the second moments of rows and labels were at least as good as gradients, on
 average over public and made-up regressions: they need no steps, but their noise grows with d^2."""
 
 
-def plan(problem: Problem, privacy: PrivacySpec, spec: TrainSpec) -> Plan:
-    """The plan of the method chosen, with the reason.
+@register
+class Auto(PrivateMethod[LossOptions]):
+    """The policy that chooses a method; the plan, the model and the ledger name the one chosen."""
 
-    Parameters
-    ----------
-    problem : Problem
-    privacy : PrivacySpec
-    spec : TrainSpec
-        Of method "auto".
+    name = "auto"
+    summary = "chooses the method by public numbers"
+    cards = ()
+    options = LossOptions
+    examples = (Example(), Example("multiclass"), Example("regression"))
 
-    Returns
-    -------
-    Plan
-        Its method is the one chosen.
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: LossOptions) -> Plan:
+        """The plan of the method chosen, with the reason.
 
-    Raises
-    ------
-    SpecError
-        If the loss does not fit the task.
-    GuaranteeError
-        If no method can give the guarantee.
-    """
+        Where a method would have to release more numbers than the precision of its noise allows, dp-gd
+        comes next, which releases fewer, and then bolt-on, which releases the model alone.
+        """
+        method, reason = _choice(problem, privacy)
+        if method == BoltOn.name:
+            return _planned(BoltOn.name, problem, privacy, options, reason)
+        for name in dict.fromkeys((method, DpGd.name)):
+            try:
+                return _planned(name, problem, privacy, options, reason)
+            except GuaranteeError as error:
+                reason = f"{name} cannot run: {error}"
+        return _planned(BoltOn.name, problem, privacy, options, reason)
+
+
+def _choice(problem: Problem, privacy: PrivacySpec) -> tuple[str, str]:
+    """Name of the method to take, and why."""
     delta = privacy.delta_for(problem.n_units)
     if delta == 0.0:
-        reason = "of bolt-on and scs13, whose noise needs no delta, bolt-on adds far less"
-        return _choose(problem, privacy, spec, "bolt-on", reason)
+        return BoltOn.name, "of bolt-on and scs13, whose noise needs no delta, bolt-on adds far less"
     d, most = problem.n_features, composed.MAX_WHITENED_FEATURES
     if d > most:
-        reason = f"whitening the rows, which is more accurate, takes at most {most:,} features"
-        return _choose(problem, privacy, spec, "dp-gd", reason)
+        return DpGd.name, f"whitening the rows, which is more accurate, takes at most {most:,} features"
     if problem.task == "regression":
         needed = STATISTICS_BUDGET * d**2
         budget = problem.n_units * gaussian.gaussian_mu(privacy.epsilon, delta) / problem.max_rows_per_unit
         if budget >= needed:
-            reason = (
+            return SufficientStatistics.name, (
                 f"n mu = {budget:,.0f} is at least {STATISTICS_BUDGET:g} d^2 = {needed:,.0f}, enough for one "
                 "release of all second moments to beat noisy gradients"
             )
-            return _choose(problem, privacy, spec, "sufficient-statistics", reason)
-    reason = f"usually the most accurate for up to {most:,} features with so many rows, and in few passes"
-    return _choose(problem, privacy, spec, "whitened-dp-gd", reason)
+    return WhitenedDpGd.name, (
+        f"usually the most accurate for up to {most:,} features with so many rows, and in few passes"
+    )
 
 
-def _choose(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, method: str, reason: str) -> Plan:
-    """The plan of `method`, or of one that releases fewer numbers, where precision does not allow so many."""
-    plans = {
-        "sufficient-statistics": sufficient_statistics.plan,
-        "whitened-dp-gd": full_batch.plan,
-        "dp-gd": full_batch.plan,
-        "bolt-on": bolt_on.plan,
+def _planned(method: str, problem: Problem, privacy: PrivacySpec, options: LossOptions, reason: str) -> Plan:
+    plans: dict[str, Callable[[], Plan]] = {
+        SufficientStatistics.name: lambda: SufficientStatistics().plan(
+            problem, privacy, StatisticsOptions(options.loss)
+        ),
+        WhitenedDpGd.name: lambda: WhitenedDpGd().plan(
+            problem, privacy, WhitenedOptions(options.loss, options.huber_h)
+        ),
+        DpGd.name: lambda: DpGd().plan(problem, privacy, DpGdOptions(options.loss, options.huber_h)),
+        BoltOn.name: lambda: BoltOn().plan(problem, privacy, BoltOnOptions(options.loss, options.huber_h)),
     }
-    for name in dict.fromkeys((method, "dp-gd")):
-        try:
-            return replace(plans[name](problem, privacy, replace(spec, method=name)), reason=reason)
-        except GuaranteeError as error:
-            reason = f"{name} cannot run: {error}"
-    return replace(plans["bolt-on"](problem, privacy, replace(spec, method="bolt-on")), reason=reason)
+    return replace(plans[method](), reason=reason)

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.certified import Objective
-from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.minimise import Goal
-from pg_dpml.methods.plan import Plan, Problem, choose_loss
-from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training import shared_options
+from pg_dpml.training.certified import Objective
+from pg_dpml.training.job import Job, Result
+from pg_dpml.training.losses import choose_loss
+from pg_dpml.training.method import Baseline, Example, register
+from pg_dpml.training.minimise import Goal
+from pg_dpml.training.options import Real, option
+from pg_dpml.training.plan import Plan, Problem
+from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
+from pg_dpml.training.shared_options import RegularisedOptions
 
-__all__ = ["Lbfgs", "plan", "run"]
+__all__ = ["Lbfgs", "LbfgsPlan", "NoiselessPlan"]
 
 DEFAULT_BATCH_SIZE = 10
 MOST_PASSES = 20
@@ -65,62 +68,106 @@ class Lbfgs:
         )
 
 
-def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
-    """Decide the passes of a baseline.
+@dataclass(frozen=True)
+class NoiselessPlan(Plan):
+    """SGD until the loss hardly falls."""
 
-    Parameters
-    ----------
-    problem : Problem
-    privacy : None
-    spec : TrainSpec
+    work: Sgd
+    tolerance: float = field(kw_only=True)
 
-    Returns
-    -------
-    Plan
-        Without guarantee or noise: not private.
+    def run(self, job: Job) -> Result:
+        """Take passes until the loss falls by less than `tolerance` in one, or all are taken.
 
-    Raises
-    ------
-    SpecError
-        If options do not go together.
-    """
-    return _plan_lbfgs(problem, spec) if spec.method == "lbfgs" else _plan_noiseless(problem, spec)
+        Bismarck's convergence test (Feng et al. 2012); data-dependent, so never used in a private run.
+        """
+        return Result(*run_passes(job, self.work, self.tolerance))
 
 
-def _plan_noiseless(problem: Problem, spec: TrainSpec) -> Plan:
-    """Plain SGD until the loss falls by less than `tolerance` in a pass, or `passes` are done.
+@dataclass(frozen=True)
+class LbfgsPlan(Plan):
+    """The minimiser."""
 
-    Bismarck's convergence test (Feng et al. 2012); data-dependent, so never used in a private run.
-    """
-    tolerance = LOSS_TOLERANCE if spec.tolerance is None else spec.tolerance
-    if spec.average in ("all", "tail") and tolerance > 0.0:
-        raise SpecError("average needs a number of passes that is known beforehand: give tolerance = 0")
-    sgd = make_sgd(
-        problem,
-        spec,
-        loss=choose_loss(problem, spec, {}),
-        schedule="inverse_sqrt",
-        step_size=FIRST_STEP,
-        batch_size=spec.batch_size or DEFAULT_BATCH_SIZE,
-        passes=spec.passes or MOST_PASSES,
-    )
-    return Plan("noiseless", problem, sgd, None, None, tolerance)
+    work: Lbfgs
+
+    def run(self, job: Job) -> Result:
+        """Minimise over the packed rows."""
+        goal = Goal(self.work.tolerance, math.inf, self.work.passes)
+        return Result(*self.work.objective.minimise(job, goal))
 
 
-def _plan_lbfgs(problem: Problem, spec: TrainSpec) -> Plan:
-    """The minimiser, as far as `tolerance` and `passes` let it come; lambda may be 0."""
-    lambda_ = LBFGS_LAMBDA if spec.lambda_ is None else spec.lambda_
-    objective = Objective(choose_loss(problem, spec, {}), lambda_, problem.max_rows_per_unit)
-    tolerance = LBFGS_TOLERANCE if spec.tolerance is None else spec.tolerance
-    return Plan(
-        "lbfgs", problem, Lbfgs(objective, spec.passes or LBFGS_PASSES, tolerance), None, None, tolerance
+@dataclass(frozen=True)
+class NoiselessOptions(RegularisedOptions):
+    """Options of noiseless."""
+
+    passes: int | None = shared_options.passes("at most 20")
+    batch_size: int | None = shared_options.batch_size()
+    schedule: str | None = shared_options.schedule()
+    step_size: float | None = shared_options.step_size()
+    exponent: float = shared_options.exponent()
+    radius: float | None = shared_options.radius()
+    average: str | None = shared_options.average()
+    tail: float | None = shared_options.tail()
+    fresh_order: bool = shared_options.fresh_order()
+    tolerance: float | None = option(
+        Real(0.0, 1.0), "Stop when the loss falls by less than this share in a pass.", "1e-4"
     )
 
 
-def run(job: Job) -> Result:
-    """Train on the packed rows."""
-    work = job.plan.work
-    if isinstance(work, Lbfgs):
-        return Result(*work.objective.minimise(job, Goal(work.tolerance, math.inf, work.passes)))
-    assert isinstance(work, Sgd)
-    return Result(*run_passes(job, work))
+@register
+class Noiseless(Baseline[NoiselessOptions]):
+    """Plain SGD, as if nobody's privacy mattered."""
+
+    name = "noiseless"
+    summary = "not private: plain SGD"
+    cards = ()
+    options = NoiselessOptions
+    examples = (Example(), Example("multiclass"), Example("regression"))
+
+    def plan(self, problem: Problem, options: NoiselessOptions) -> NoiselessPlan:
+        """Fix the steps, and the most passes to take."""
+        tolerance = LOSS_TOLERANCE if options.tolerance is None else options.tolerance
+        if options.average in ("all", "tail") and tolerance > 0.0:
+            raise SpecError("average needs a number of passes that is known beforehand: give tolerance = 0")
+        sgd = make_sgd(
+            problem,
+            loss=choose_loss(problem, options, {}, options.clip),
+            schedule=options.schedule or "inverse_sqrt",
+            step_size=options.step_size or FIRST_STEP,
+            batch_size=options.batch_size or DEFAULT_BATCH_SIZE,
+            passes=options.passes or MOST_PASSES,
+            lambda_=options.lambda_ or 0.0,
+            exponent=options.exponent,
+            radius=options.radius,
+            average=options.average,
+            tail=options.tail,
+            fresh_order=options.fresh_order,
+        )
+        return NoiselessPlan(self.name, problem, sgd, None, None, tolerance=tolerance)
+
+
+@dataclass(frozen=True)
+class LbfgsOptions(RegularisedOptions):
+    """Options of lbfgs."""
+
+    passes: int | None = shared_options.passes("at most 1000")
+    tolerance: float | None = option(Real(0.0, 1.0), "Stop at a gradient of this norm.", "1e-8")
+
+
+@register
+class LbfgsMethod(Baseline[LbfgsOptions]):
+    """The minimiser, the ceiling of all methods in training; lambda may be 0."""
+
+    name = "lbfgs"
+    summary = "not private: the minimiser, the ceiling of all methods"
+    cards = ()
+    options = LbfgsOptions
+    examples = (Example(), Example("multiclass"), Example("regression"))
+
+    def plan(self, problem: Problem, options: LbfgsOptions) -> LbfgsPlan:
+        """Fix the objective, and when to stop."""
+        lambda_ = LBFGS_LAMBDA if options.lambda_ is None else options.lambda_
+        loss = choose_loss(problem, options, {}, options.clip)
+        objective = Objective(loss, lambda_, problem.max_rows_per_unit)
+        tolerance = LBFGS_TOLERANCE if options.tolerance is None else options.tolerance
+        work = Lbfgs(objective, options.passes or LBFGS_PASSES, tolerance)
+        return LbfgsPlan(self.name, problem, work, None, None)

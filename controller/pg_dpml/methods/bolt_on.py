@@ -11,29 +11,40 @@ the rule of the budget. With N = n mu / D, mu as in `mechanisms.best_mu`, a tota
 the noise in the score of a row of norm 1 have standard deviation c, whatever
 the batch size and the number of passes: only tau matters, so the passes are the
 fewest that keep a step well below its cap.
+
+Long because its two solvers share options, noise and warnings.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pg_dpml import kernels
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
-from pg_dpml.methods.certified import Certified, Objective, make_certified
-from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Plan, Problem, Work, choose_loss, privacy_warnings
-from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import knorm, resolution
 from pg_dpml.privacy.choice import NoiseChoice, choose_noise
-from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import SGD_OPTIONS, TrainSpec
+from pg_dpml.training import shared_options
+from pg_dpml.training.certified import Certified, Objective, make_certified
+from pg_dpml.training.job import Job, Result
+from pg_dpml.training.losses import choose_loss
+from pg_dpml.training.method import Card, Example, PrivateMethod, register
+from pg_dpml.training.options import Choice, option
+from pg_dpml.training.plan import Plan, Problem, privacy_warnings
+from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
+from pg_dpml.training.shared_options import RegularisedOptions
 
-__all__ = ["plan", "release", "run"]
+__all__ = [
+    "BoltOn",
+    "BoltOnOptions",
+    "BoltOnPlan",
+    "release",
+]
 
 DEFAULT_CLIP = {"logistic": 0.5, "squared": 0.25}
 """Derivative clip: for logistic the gradient of the zero model, so that no first step is shortened."""
@@ -59,6 +70,118 @@ WARN_STEP_SUM = 20.0
 
 WARN_SCORE_NOISE = 1.0
 """Noise in a score above which a model says little: logits of real models are a few units."""
+
+
+SGD_OPTIONS = (
+    *("passes", "batch_size", "schedule", "step_size", "exponent"),
+    *("radius", "average", "tail", "fresh_order"),
+)
+"""Options that only the passes of SGD use."""
+
+
+@dataclass(frozen=True)
+class BoltOnOptions(RegularisedOptions):
+    """Options of bolt-on."""
+
+    solver: str | None = option(
+        Choice(("sgd", "certified")),
+        "How the model is found: passes of SGD, or the minimiser itself, which needs lambda > 0.",
+        "certified with lambda above 0 and none of "
+        + ", ".join(name.replace("_", "-") for name in SGD_OPTIONS)
+        + "; else sgd",
+    )
+    passes: int | None = shared_options.passes()
+    batch_size: int | None = shared_options.batch_size()
+    schedule: str | None = shared_options.schedule()
+    step_size: float | None = shared_options.step_size()
+    exponent: float = shared_options.exponent()
+    radius: float | None = shared_options.radius()
+    average: str | None = shared_options.average()
+    tail: float | None = shared_options.tail()
+    fresh_order: bool = shared_options.fresh_order()
+
+    def with_fixed_passes(self) -> BoltOnOptions:
+        """SGD where lambda would make the certified minimiser the default."""
+        return self if self.solver is not None else replace(self, solver="sgd")
+
+
+@dataclass(frozen=True)
+class BoltOnPlan(Plan):
+    """A run whose finished model is given noise once."""
+
+    noise: ReleaseNoise
+
+
+@dataclass(frozen=True)
+class _SgdPlan(BoltOnPlan):
+    work: Sgd
+
+    def run(self, job: Job) -> Result:
+        """Take all passes, then add the noise."""
+        weights, passes = run_passes(job, self.work)
+        return Result(release(self, weights), passes)
+
+
+@dataclass(frozen=True)
+class _CertifiedPlan(BoltOnPlan):
+    work: Certified
+
+    def run(self, job: Job) -> Result:
+        """Find the minimiser, then add the noise; the number of passes is not disclosed."""
+        weights, _ = self.work.objective.minimise(job, self.work.goal)
+        return Result(release(self, weights), None)
+
+
+@register
+class BoltOn(PrivateMethod[BoltOnOptions]):
+    """Output perturbation."""
+
+    name = "bolt-on"
+    summary = "train without noise, then one noise on the finished model"
+    cards = (
+        Card(
+            theorem="Output perturbation: plain SGD whose distance between neighbours is bounded by the "
+            'recursion of "Growth" and "Sensitivity of any schedule"; one noise on the finished '
+            "model (Wu et al. 2017, Algorithms 1 and 2).",
+            sensitivity="The recursion, in C, over the very step sizes that the aggregate takes. Sampling is "
+            "one random order (or a fresh one a pass), without amplification.",
+            checked="Every step at most 1/(beta + lambda); passes fixed beforehand; rounding below a "
+            "hundredth of the sensitivity; delta against the sampler.",
+            charged="(epsilon, delta); with delta = 0, delta = dimension 2^-120.",
+            corrected="(1) The strongly convex mini-batch bound is D/(lambda n) whatever b is: the "
+            "published extra factor 1/b understates the noise b times. (2) The regulariser "
+            "cancels between neighbours, so lambda R is not in the bound: half the published "
+            "noise. (3) A short last batch is divided by the nominal b. (4) The K-norm direction "
+            "is uniform on the sphere, not in the ball. (5) With units of m rows the smoothness "
+            "of a step is m beta. (6) The number of passes never depends on the loss.",
+        ),
+        Card(
+            title="solver = certified",
+            theorem="Every table's answer lies within tau/lambda of its unique minimiser, minimisers of "
+            'neighbours within D/(lambda n) ("Certified minimiser"); one noise on the answer.',
+            sensitivity="D/(lambda n) + 2 tau/lambda, tau = D/(100 n) by default.",
+            checked="lambda > 0, large enough for float64; no option of SGD; tau is raised to what the "
+            "rounding of a gradient allows, by public numbers.",
+            charged="(epsilon, delta); delta = 0 as above.",
+            corrected="The number of passes depends on the rows, so it is neither stored nor shown, and "
+            'there is no failure exit: "not reached, no release" would be a release.',
+        ),
+    )
+    options = BoltOnOptions
+    examples = (
+        Example(),
+        Example(options={"solver": "certified", "lambda_": 0.01}),
+        Example(options={"passes": 2, "fresh_order": True, "average": "all"}),
+        Example("multiclass", {"loss": "softmax"}),
+        Example("regression"),
+    )
+
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: BoltOnOptions) -> BoltOnPlan:
+        """Fix the solver, its passes and the noise, calibrated to the run's own sensitivity."""
+        loss = choose_loss(problem, options, DEFAULT_CLIP, options.clip)
+        if _choose_solver(options) == "certified":
+            return _plan_certified(problem, privacy, options, loss)
+        return _plan_sgd(problem, privacy, options, loss)
 
 
 @dataclass(frozen=True)
@@ -100,26 +223,26 @@ def _step_budget(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
     return SCORE_NOISE * budget
 
 
-def _default_steps(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> _Steps:
+def _default_steps(problem: Problem, privacy: PrivacySpec, options: BoltOnOptions, loss: Loss) -> _Steps:
     """Schedule, step size, batch size and passes, as far as the user left them open."""
-    lambda_ = spec.lambda_ or 0.0
+    lambda_ = options.lambda_ or 0.0
     cap = 1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)
     tau = _step_budget(problem, privacy, loss)
     n_units = max(problem.n_units, 1)
     too_strong = lambda_ * tau >= 0.9  # a constant step could not use the budget up
-    schedule = spec.schedule or ("strongly_convex" if too_strong else "constant")
+    schedule = options.schedule or ("strongly_convex" if too_strong else "constant")
     if lambda_ > 0.0 and not too_strong:  # the contraction makes room for a longer run at the same noise
         tau = -math.log1p(-lambda_ * tau) / lambda_
-    batch_size = spec.batch_size or WIDEST_BATCH
-    if spec.batch_size is None and schedule == "constant":
+    batch_size = options.batch_size or WIDEST_BATCH
+    if options.batch_size is None and schedule == "constant":
         batch_size = min(max(math.floor(2.5 * cap * n_units / tau), NARROWEST_BATCH), WIDEST_BATCH)
     batches = math.ceil(n_units / batch_size)
     if schedule not in ("constant", "inverse_sqrt"):
-        return _Steps(schedule, 1.0, batch_size, spec.passes or STRONGLY_CONVEX_PASSES)
-    passes = spec.passes
+        return _Steps(schedule, 1.0, batch_size, options.passes or STRONGLY_CONVEX_PASSES)
+    passes = options.passes
     if passes is None:
         fewest = PASSES_WITH_LAMBDA if lambda_ > 0.0 else 1
-        target = spec.step_size or 0.5 * cap
+        target = options.step_size or 0.5 * cap
         passes = min(max(math.ceil(tau / (batches * target)), fewest), MOST_PASSES)
     steps = passes * batches
     # sum of 1 / sqrt t over t = 1 .. T is at most 2 sqrt T - 1
@@ -127,72 +250,48 @@ def _default_steps(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss
     return _Steps(schedule, tau / units, batch_size, passes)
 
 
-def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
-    """Fix the solver, its passes and the noise of a bolt-on run.
-
-    Parameters
-    ----------
-    problem : Problem
-    privacy : PrivacySpec
-    spec : TrainSpec
-
-    Returns
-    -------
-    Plan
-        With noise calibrated to the run's own sensitivity.
-
-    Raises
-    ------
-    SpecError
-        If options do not go together.
-    GuaranteeError
-        If rounding would spoil the guarantee, or the sensitivity is too small for float64.
-    """
-    assert privacy is not None
-    loss = choose_loss(problem, spec, DEFAULT_CLIP)
-    if _choose_solver(spec) == "certified":
-        return _plan_certified(problem, privacy, spec, loss)
-    return _plan_sgd(problem, privacy, spec, loss)
-
-
-def _choose_solver(spec: TrainSpec) -> str:
+def _choose_solver(options: BoltOnOptions) -> str:
     """The solver asked for; by default certified where lambda > 0 and nothing that only SGD uses is given."""
-    regularised = spec.lambda_ is not None and spec.lambda_ > 0.0
-    if spec.solver == "certified":
-        for name in _sgd_options(spec):
+    regularised = options.lambda_ is not None and options.lambda_ > 0.0
+    if options.solver == "certified":
+        for name in _sgd_options(options):
             raise SpecError(f"{name} belongs to solver = sgd: leave {name} out, or take that solver")
         if not regularised:
             raise SpecError("solver = certified needs lambda > 0: give lambda, or take solver = sgd")
-    if spec.solver is not None:
-        return spec.solver
-    return "certified" if regularised and not _sgd_options(spec) else "sgd"
+    if options.solver is not None:
+        return options.solver
+    return "certified" if regularised and not _sgd_options(options) else "sgd"
 
 
-def _sgd_options(spec: TrainSpec) -> list[str]:
+def _sgd_options(options: BoltOnOptions) -> list[str]:
     """Options that only SGD uses, and that are given."""
-    default = TrainSpec()
-    return [name for name in SGD_OPTIONS if getattr(spec, name) != getattr(default, name)]
+    return [name for name in SGD_OPTIONS if name in options.given()]
 
 
-def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> Plan:
+def _plan_sgd(problem: Problem, privacy: PrivacySpec, options: BoltOnOptions, loss: Loss) -> BoltOnPlan:
     """Fix passes and steps.
 
     The number of passes is fixed here, before training: stopping when the
     loss stops falling would depend on the rows.
     Source: privacy/README.md, "Passes are fixed beforehand".
     """
-    steps = _default_steps(problem, privacy, spec, loss)
+    steps = _default_steps(problem, privacy, options, loss)
     sgd = make_sgd(
         problem,
-        spec,
         loss=loss,
         schedule=steps.schedule,
-        step_size=steps.step_size,
+        step_size=options.step_size or steps.step_size,
         batch_size=steps.batch_size,
         passes=steps.passes,
+        lambda_=options.lambda_ or 0.0,
+        exponent=options.exponent,
+        radius=options.radius,
+        average=options.average,
+        tail=options.tail,
+        fresh_order=options.fresh_order,
     )
     run, rounding = _measure(problem, privacy, sgd)
-    if spec.radius is None and rounding > 0.1 * resolution.ROUNDING_LIMIT * run.sensitivity:
+    if options.radius is None and rounding > 0.1 * resolution.ROUNDING_LIMIT * run.sensitivity:
         sgd = replace(sgd, radius=DEFAULT_RADIUS)
         run, rounding = _measure(problem, privacy, sgd)
     warnings = []
@@ -203,12 +302,13 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Los
         )
     reason = (
         "by default the noise in a score is the same for every epsilon: a larger one buys longer steps"
-        if not _sgd_options(spec)
+        if not _sgd_options(options)
         else ""
     )
     return _add_noise(
         problem,
         privacy,
+        _SgdPlan,
         sgd,
         (run.sensitivity if run.steps > 0 else None, rounding),
         reason,
@@ -217,15 +317,15 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Los
     )
 
 
-def _plan_certified(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, loss: Loss) -> Plan:
+def _plan_certified(problem: Problem, privacy: PrivacySpec, options: BoltOnOptions, loss: Loss) -> BoltOnPlan:
     """Fix the certificate.
 
     The number of passes depends on the rows, and is not released; its answer
     is within tau / lambda of the minimiser whatever it is.
     Source: privacy/README.md, "Certified minimiser".
     """
-    assert spec.lambda_ is not None
-    objective = Objective(loss, spec.lambda_, problem.max_rows_per_unit)
+    assert options.lambda_ is not None
+    objective = Objective(loss, options.lambda_, problem.max_rows_per_unit)
     change = _gradient_change(problem, privacy, loss)
     certified = make_certified(problem, objective, change)
     sensitivity = certified.sensitivity(change, problem.n_units) if problem.n_units > 0 else None
@@ -239,6 +339,7 @@ def _plan_certified(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, los
     return _add_noise(
         problem,
         privacy,
+        _CertifiedPlan,
         certified,
         (sensitivity, 0.0),  # rounding is within the certificate
         "with lambda > 0 the minimiser itself carries no more noise than SGD's last iterate",
@@ -250,22 +351,21 @@ def _plan_certified(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, los
 def _add_noise(
     problem: Problem,
     privacy: PrivacySpec,
-    work: Work,
+    make: Callable[..., BoltOnPlan],
+    work: Sgd | Certified,
     moved: tuple[float | None, float],
     reason: str,
     warnings: list[str],
     advice: str,
-) -> Plan:
+) -> BoltOnPlan:
     """The plan of a run whose model one unit moves by so much: exactly, and by its own rounding."""
     delta = privacy.delta_for(problem.n_units)
     chosen = _choose_noise(problem, privacy)
     noise = output.calibrate(*moved, problem.n_weights, privacy.epsilon, delta, chosen.kind)
     reported = delta if delta > 0.0 else resolution.sampler_delta(problem.n_weights)
-    guarantee = Guarantee(
-        privacy.epsilon, reported, privacy.relation, problem.unit, problem.max_rows_per_unit
-    )
+    guarantee = problem.guarantee(privacy, reported)
     warnings = [*warnings, *_warnings(problem, privacy, noise, reported, advice)]
-    return Plan("bolt-on", problem, work, guarantee, noise, None, tuple(warnings), reason, chosen.reason)
+    return make(BoltOn.name, problem, work, guarantee, noise, tuple(warnings), reason, chosen.reason)
 
 
 def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.Sensitivity, float]:
@@ -312,23 +412,12 @@ def _warnings(
     return found
 
 
-def run(job: Job) -> Result:
-    """Train on the packed rows and add the noise once."""
-    work = job.plan.work
-    if isinstance(work, Certified):
-        weights, _ = work.objective.minimise(job, work.goal)
-        return Result(release(job.plan, weights), None)
-    assert isinstance(work, Sgd)
-    weights, passes = run_passes(job, work)
-    return Result(release(job.plan, weights), passes)
-
-
-def release(plan: Plan, weights: FloatArray, source: kernels.Noise | None = None) -> FloatArray:
+def release(plan: BoltOnPlan, weights: FloatArray, source: kernels.Noise | None = None) -> FloatArray:
     """The private model of a finished run.
 
     Parameters
     ----------
-    plan : Plan
+    plan : BoltOnPlan
         Of this run.
     weights : ndarray of shape (n_weights,)
         Un-noised.
@@ -339,6 +428,4 @@ def release(plan: Plan, weights: FloatArray, source: kernels.Noise | None = None
     -------
     ndarray of shape (n_weights,)
     """
-    if not isinstance(plan.noise, ReleaseNoise):
-        raise ValueError("the plan has no noise")
     return output.release(weights, plan.noise, source or kernels.Noise())

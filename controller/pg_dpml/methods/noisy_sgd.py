@@ -19,20 +19,31 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pg_dpml.blocks.packing import unit_fits_block
-from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import Loss
-from pg_dpml.methods.job import Job, Result
-from pg_dpml.methods.plan import Plan, Problem, choose_clipped_loss, privacy_warnings
-from pg_dpml.methods.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.privacy import resolution
-from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training import shared_options
+from pg_dpml.training.method import Card, Example, PrivateMethod, register
+from pg_dpml.training.noisy_steps import (
+    Clipped,
+    NoisyOptions,
+    NoisyStepsPlan,
+    clipped_loss,
+    plan_of,
+    poisson_noise,
+    refuse_unused_step_size,
+    refuse_unused_tail,
+    require_batch_size,
+    require_schedule,
+    sampling_of,
+)
+from pg_dpml.training.options import Choice, option
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.sgd import make_sgd
 
-__all__ = ["plan", "run"]
+__all__ = []
+
 
 CLIP = {"squared": 0.5}
 """Of scs13 and bst14: as published, but for a loss that has no bound of its own."""
@@ -58,104 +69,159 @@ LARGEST_BATCH = 2**21
 
 MOMENTUM = 0.9
 TAIL = 0.25
-WARN_SCORE_NOISE = 2.0
-"""Noise in a score above which a model says little: logits of real models are a few units."""
 
 
 @dataclass(frozen=True)
-class _Clipped:
-    """A loss and what its gradients are bounded by."""
+class Scs13Options(NoisyOptions):
+    """Options of scs13."""
 
-    loss: Loss
-    gradient_clip: float
-    row_bound: float
-    bound: float
-    """Of the gradients of all rows of a unit. Source: privacy/README.md, "Unit of privacy"."""
+    schedule: str | None = shared_options.schedule()
+    step_size: float | None = shared_options.step_size()
+    momentum: float | None = shared_options.momentum()
+    fresh_order: bool = shared_options.fresh_order()
 
 
-def _clipped(problem: Problem, spec: TrainSpec) -> _Clipped:
-    dp_sgd = spec.method == "dp-sgd"
-    loss, gradient_clip = choose_clipped_loss(
-        problem,
-        spec,
-        DP_SGD_CLIP if dp_sgd else CLIP,
-        math.sqrt(1.0 - 1.0 / problem.n_outputs) if dp_sgd else math.inf,
+@dataclass(frozen=True)
+class Bst14Options(NoisyOptions):
+    """Options of bst14."""
+
+    accountant: str | None = option(
+        Choice(("pld", "advanced")),
+        "Account of the steps: privacy loss distributions, or the composition of the publication.",
+        "pld",
     )
-    row_bound = min(loss.lipschitz, gradient_clip)
-    return _Clipped(loss, gradient_clip, row_bound, problem.max_rows_per_unit * row_bound)
 
 
-def plan(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Plan:
-    """Fix the steps and the noise of scs13, bst14 or dp-sgd.
+@dataclass(frozen=True)
+class DpSgdOptions(NoisyOptions):
+    """Options of dp-sgd."""
 
-    Parameters
-    ----------
-    problem : Problem
-    privacy : PrivacySpec
-    spec : TrainSpec
-
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    SpecError
-        If options do not go together.
-    GuaranteeError
-        If delta is 0 where noise is Gaussian, or too small, rounding would spoil the guarantee, or the
-        server could not take the steps.
-    """
-    assert privacy is not None
-    if spec.schedule not in (None, "constant", "inverse_sqrt", "strongly_convex"):
-        raise SpecError(
-            f"schedule of {spec.method} must be constant, inverse_sqrt or strongly_convex, not "
-            f"{spec.schedule}: the others are for steps that are capped"
-        )
-    _refuse_unused(spec)
-    if spec.batch_size is not None and spec.batch_size > max(problem.n_units, 1) and spec.method != "scs13":
-        raise SpecError(
-            f"batch_size must be at most the number of {'units' if problem.unit else 'rows'}, "
-            f"{problem.n_units:,}, not {spec.batch_size:,}"
-        )
-    clipped = _clipped(problem, spec)
-    if spec.method == "scs13":
-        return _plan_scs13(problem, privacy, spec, clipped)
-    if spec.method == "bst14":
-        return _plan_bst14(problem, privacy, spec, clipped)
-    return _plan_dp_sgd(problem, privacy, spec, clipped)
+    schedule: str | None = shared_options.schedule()
+    step_size: float | None = shared_options.step_size()
+    momentum: float | None = shared_options.momentum()
 
 
-def _refuse_unused(spec: TrainSpec) -> None:
-    """Refuse what the schedule or the average does not use: it would change nothing."""
-    average = spec.average or ("tail" if spec.method == "dp-sgd" else "none")
-    if spec.tail is not None and average != "tail":
-        raise SpecError(
-            f"tail belongs to average = tail, not to {average}: leave tail out, or give average = tail"
-        )
-    strongly_convex = spec.method == "scs13" and (spec.lambda_ or 0.0) > 0.0
-    schedule = spec.schedule or ("strongly_convex" if strongly_convex else None)
-    if spec.step_size is not None and schedule == "strongly_convex":
-        raise SpecError(
-            "step_size belongs to schedule constant or inverse_sqrt: steps of strongly_convex are "
-            "1/(lambda t); leave step_size out, or give schedule"
-        )
+@register
+class Scs13(PrivateMethod[Scs13Options]):
+    """Noise on the gradients of shuffled batches (Song, Chaudhuri & Sarwate 2013)."""
+
+    name = "scs13"
+    summary = "SGD with noise on every batch of shuffled passes"
+    cards = (
+        Card(
+            theorem="Noise on the gradient sum of every batch of shuffled passes; a unit is in one batch "
+            'a pass, so k passes are k releases ("Noise at every step"; Song, Chaudhuri & Sarwate'
+            " 2013).",
+            sensitivity="D = 2 m L (`replace_one`) or m L, for every step. sigma = sqrt(k) D/mu(epsilon, "
+            "delta), exactly; with delta = 0 K-norm noise at epsilon/k.",
+            checked="delta against the sampler; rounding of a sum below a hundredth of a unit's share; "
+            "steps at most 2/lambda, so that the model stays finite. Steps have no other cap.",
+            charged="(epsilon, delta); with delta = 0, delta = k dimension 2^-120.",
+            post_processing="Steps c/sqrt t (c = 1), 1/(lambda t) or constant, projection, momentum, "
+            "averages.",
+            corrected="(1) Several passes cost sqrt(k) (k for delta = 0), where the published algorithm "
+            "takes one. (2) The K-norm direction is uniform on the sphere. (3) A short last batch"
+            " is divided by the nominal b. (4) mu is exact at every epsilon.",
+        ),
+    )
+    options = Scs13Options
+    examples = (Example(), Example(options={"passes": 2, "fresh_order": True}), Example("multiclass"))
+
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: Scs13Options) -> NoisyStepsPlan:
+        """Fix the steps and the noise."""
+        return _plan_scs13(problem, privacy, options)
 
 
-def _plan_scs13(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped) -> Plan:
-    batch_size, passes = spec.batch_size or BATCH_SIZE, spec.passes or PASSES
-    strongly_convex = (spec.lambda_ or 0.0) > 0.0
+@register
+class Bst14(PrivateMethod[Bst14Options]):
+    """Noise on the gradients of Poisson batches, with the steps of its publication."""
+
+    name = "bst14"
+    summary = "SGD with noise on Poisson batches, by the steps of its publication"
+    cards = (
+        Card(
+            theorem='T = k ceil(n/b) steps over Poisson batches ("Poisson batches"; Bassily, Smith & '
+            "Thakurta 2014 with the constant number of passes of Wu et al. 2017, Algorithms 4 and"
+            " 5).",
+            sensitivity="A unit moves the sum of a batch that it is in by m L when it comes or goes. Account:"
+            ' privacy loss distributions ("Subsampled Gaussian noise") or, with `accountant = '
+            'advanced`, strong composition ("BST14").',
+            checked="delta > 0 and large enough for the sampler; rounding of a sum below a hundredth of a"
+            " unit's share. Convex: R = 10 by default.",
+            charged="(epsilon, delta).",
+            corrected="(1) The published noise has iota = 1, the sensitivity under `add_remove`, but claims"
+            " replace-one: D = 2 L. (2) delta_1 = delta/(1 + qT) in place of delta/T, which "
+            "wastes noise, and exceeds delta where q > 1 - 1/T. (3) G has the noise with its "
+            "sensitivity in it. (4) Coins are independent, and the divisor is the nominal b. "
+            "`dpml plan` prints the published multiplier beside ours.",
+        ),
+    )
+    options = Bst14Options
+    examples = (Example(), Example(options={"passes": 2, "accountant": "advanced"}), Example("multiclass"))
+
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: Bst14Options) -> NoisyStepsPlan:
+        """Fix the steps and the noise."""
+        return _plan_bst14(problem, privacy, options)
+
+
+@register
+class DpSgd(PrivateMethod[DpSgdOptions]):
+    """Noise on the gradients of Poisson batches, with the steps that do best."""
+
+    name = "dp-sgd"
+    summary = "SGD with noise on Poisson batches, by the steps that do best"
+    cards = (
+        Card(
+            theorem='As bst14, with the steps that do best ("Poisson batches", "Subsampled Gaussian noise").',
+            sensitivity="m C: C = 1/2 for logistic by default, sqrt(1 - 1/K) for softmax, the norm of the "
+            "gradient at the zero model.",
+            checked="As bst14.",
+            charged="(epsilon, delta).",
+            post_processing="Steps, momentum, the average of the last quarter.",
+            corrected="Against common implementations: (1) batches are really Poisson, not cut from a "
+            "shuffled pass. (2) The sum is divided by the nominal b, never by the realised batch "
+            "size; empty batches are steps with noise. (3) With units there is one coin a unit, "
+            "not a row. (4) The account is for zero-out neighbours with n public, converted for "
+            "`replace_one`.",
+        ),
+    )
+    options = DpSgdOptions
+    examples = (
+        Example(),
+        Example(options={"passes": 2, "momentum": 0.5}),
+        Example("multiclass"),
+        Example("regression"),
+    )
+
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) -> NoisyStepsPlan:
+        """Fix the steps and the noise."""
+        return _plan_dp_sgd(problem, privacy, options)
+
+
+def _plan_scs13(problem: Problem, privacy: PrivacySpec, options: Scs13Options) -> NoisyStepsPlan:
+    lambda_ = options.lambda_ or 0.0
+    schedule = options.schedule or ("strongly_convex" if lambda_ > 0.0 else "inverse_sqrt")
+    require_schedule(Scs13.name, options.schedule)
+    refuse_unused_tail(options.tail, options.average or "none")
+    refuse_unused_step_size(options.step_size, schedule)
+    clipped = clipped_loss(problem, options, CLIP)
+    batch_size, passes = options.batch_size or BATCH_SIZE, options.passes or PASSES
     sgd = make_sgd(
         problem,
-        spec,
         loss=clipped.loss,
-        schedule="strongly_convex" if strongly_convex else "inverse_sqrt",
-        step_size=FIRST_STEP,
+        schedule=schedule,
+        step_size=options.step_size or FIRST_STEP,
         batch_size=batch_size,
         passes=passes,
+        lambda_=lambda_,
+        radius=options.radius,
+        average=options.average,
+        tail=options.tail,
+        fresh_order=options.fresh_order,
+        momentum=options.momentum or 0.0,
         capped=False,
     )
-    if sgd.schedule.kind == "strongly_convex" and spec.radius is None:
+    if schedule == "strongly_convex" and options.radius is None:
         sgd = replace(sgd, radius=clipped.bound / sgd.lambda_)
     delta = privacy.delta_for(problem.n_units)
     noise = step_noise.calibrate_passes(
@@ -171,95 +237,86 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped
     )
     if delta == 0.0:
         delta = resolution.sampler_delta(passes * problem.n_weights)
-    return _plan(problem, privacy, spec, clipped, sgd, noise, delta, None)
+    return plan_of(Scs13.name, problem, privacy, clipped, sgd, noise, delta, None)
 
 
-def _poisson_noise(
-    problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped, batch_size: int, passes: int
-) -> tuple[StepNoise, str | None]:
-    if not unit_fits_block(problem.max_rows_per_unit, problem.n_features):
-        raise GuaranteeError(
-            f"Poisson batches need a unit's rows in one block, and {problem.max_rows_per_unit:,} rows of "
-            f"{problem.n_features:,} features are too long for one: take a smaller max_rows_per_unit"
-        )
-    return step_noise.calibrate_poisson(
-        bound=clipped.bound,
-        relation=privacy.relation,
-        passes=passes,
-        steps=passes * math.ceil(problem.n_units / batch_size),
-        sampling=_sampling(problem, batch_size),
-        n_units=problem.n_units,
-        max_rows_per_unit=problem.max_rows_per_unit,
-        row_bound=clipped.row_bound,
-        n_weights=problem.n_weights,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta_for(problem.n_units),
-        accountant=spec.accountant or "pld",
-    )
-
-
-def _sampling(problem: Problem, batch_size: int) -> float:
-    """Probability q = min(1, b/n). Source: privacy/README.md, "Poisson batches"."""
-    return min(1.0, batch_size / max(problem.n_units, 1))
-
-
-def _plan_bst14(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped) -> Plan:
+def _plan_bst14(problem: Problem, privacy: PrivacySpec, options: Bst14Options) -> NoisyStepsPlan:
     """Steps by the publication: 2R/(G sqrt t) on sums, or 1/(lambda t) on averages.
 
     Source: privacy/README.md, "BST14".
     """
-    batch_size, passes = spec.batch_size or BATCH_SIZE, spec.passes or PASSES
-    noise, warning = _poisson_noise(problem, privacy, spec, clipped, batch_size, passes)
-    strongly_convex = (spec.lambda_ or 0.0) > 0.0
-    radius = spec.radius or (clipped.bound / (spec.lambda_ or 1.0) if strongly_convex else RADIUS)
+    refuse_unused_tail(options.tail, options.average or "none")
+    require_batch_size(problem, options.batch_size)
+    clipped = clipped_loss(problem, options, CLIP)
+    batch_size, passes = options.batch_size or BATCH_SIZE, options.passes or PASSES
+    noise, warning = poisson_noise(problem, privacy, clipped, batch_size, passes, options.accountant or "pld")
+    lambda_ = options.lambda_ or 0.0
+    radius = options.radius or (clipped.bound / lambda_ if lambda_ > 0.0 else RADIUS)
     gradient_norm = math.hypot(math.sqrt(problem.n_weights) * noise.scale, batch_size * clipped.bound)
     sgd = make_sgd(
         problem,
-        replace(spec, radius=radius),
         loss=clipped.loss,
-        schedule="strongly_convex" if strongly_convex else "inverse_sqrt",
+        schedule="strongly_convex" if lambda_ > 0.0 else "inverse_sqrt",
         step_size=batch_size * 2.0 * radius / gradient_norm,
         batch_size=batch_size,
         passes=passes,
+        lambda_=lambda_,
+        radius=radius,
+        average=options.average,
+        tail=options.tail,
         capped=False,
     )
     if noise.steps > 0:
         multipliers = step_noise.bst14_multipliers(
             privacy.epsilon,
             privacy.delta_for(problem.n_units),
-            _sampling(problem, batch_size),
+            sampling_of(problem, batch_size),
             problem.n_units,
             noise.steps,
             privacy.relation,
         )
         noise = replace(noise, multipliers=multipliers)
-    return _plan(problem, privacy, spec, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning)
+    return plan_of(
+        Bst14.name, problem, privacy, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning
+    )
 
 
-def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, spec: TrainSpec, clipped: _Clipped) -> Plan:
+def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) -> NoisyStepsPlan:
+    schedule, average = options.schedule or "constant", options.average or "tail"
+    require_schedule(DpSgd.name, options.schedule)
+    refuse_unused_tail(options.tail, average)
+    refuse_unused_step_size(options.step_size, schedule)
+    require_batch_size(problem, options.batch_size)
+    clipped = clipped_loss(problem, options, DP_SGD_CLIP, math.sqrt(1.0 - 1.0 / problem.n_outputs))
     n_units = max(problem.n_units, 1)
-    batch_size = spec.batch_size or min(math.ceil(n_units / DP_SGD_STEPS), LARGEST_BATCH)
-    passes = spec.passes or PASSES
-    noise, warning = _poisson_noise(problem, privacy, spec, clipped, batch_size, passes)
-    momentum = MOMENTUM if spec.momentum is None else spec.momentum
-    schedule = spec.schedule or "constant"
-    lambda_ = spec.lambda_ or 0.0
+    batch_size = options.batch_size or min(math.ceil(n_units / DP_SGD_STEPS), LARGEST_BATCH)
+    passes = options.passes or PASSES
+    noise, warning = poisson_noise(problem, privacy, clipped, batch_size, passes)
+    momentum = MOMENTUM if options.momentum is None else options.momentum
+    lambda_ = options.lambda_ or 0.0
+    first_step = _first_step(problem, clipped, noise, schedule, batch_size, momentum, lambda_)
     sgd = make_sgd(
         problem,
-        replace(spec, momentum=momentum, average=spec.average or "tail", tail=spec.tail or TAIL),
         loss=clipped.loss,
         schedule=schedule,
-        step_size=_first_step(problem, clipped, noise, schedule, batch_size, momentum, lambda_),
+        step_size=options.step_size or first_step,
         batch_size=batch_size,
         passes=passes,
+        lambda_=lambda_,
+        radius=options.radius,
+        average=average,
+        tail=options.tail or TAIL,
+        momentum=momentum,
         capped=False,
     )
-    return _plan(problem, privacy, spec, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning)
+    return plan_of(
+        DpSgd.name, problem, privacy, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning
+    )
 
 
 def _first_step(
     problem: Problem,
-    clipped: _Clipped,
+    clipped: Clipped,
     noise: StepNoise,
     schedule: str,
     batch_size: int,
@@ -272,59 +329,8 @@ def _first_step(
     if noise.steps == 0:
         return longest
     budget = batch_size * math.sqrt(noise.steps) / noise.scale
-    if problem.task == "regression":  # labels in [-1, 1] stand less noise than logits do
+    if problem.task == "regression":  # labels in [-1, 1] tolerate less noise than logits
         budget = min(budget, math.pow(budget, 0.75))
     # sum of 1 / sqrt t over t = 1 .. T is at most 2 sqrt T - 1
     units = float(noise.steps) if schedule == "constant" else 2.0 * math.sqrt(noise.steps) - 1.0
     return min((1.0 - momentum) * budget / units, longest)
-
-
-def _plan(
-    problem: Problem,
-    privacy: PrivacySpec,
-    spec: TrainSpec,
-    clipped: _Clipped,
-    sgd: Sgd,
-    noise: StepNoise,
-    delta: float,
-    warning: str | None,
-) -> Plan:
-    """The plan of steps with their noise; delta is the one reported."""
-    step_noise.require_stable(sgd.schedule, sgd.lambda_)
-    sgd = replace(
-        sgd,
-        gradient_clip=clipped.gradient_clip,
-        noise=noise.kind if noise.scale > 0.0 else None,
-        noise_scale=noise.scale,
-        sampling=noise.sampling,
-    )
-    noise = replace(
-        noise,
-        score_stddev=step_noise.noise_growth(
-            schedule=sgd.schedule,
-            steps=noise.steps,
-            lambda_=sgd.lambda_,
-            momentum=sgd.momentum,
-            average_from=sgd.average_from,
-            batch_size=sgd.batch_size,
-            radius=sgd.radius,
-            sum_stddev=noise.sum_stddev,
-        ),
-    )
-    warnings = privacy_warnings(problem, privacy, delta)
-    if warning is not None:
-        warnings.append(warning)
-    if noise.score_stddev > WARN_SCORE_NOISE:
-        warnings.append(
-            f"the noise in a row's score has a standard deviation of up to {noise.score_stddev:.2g}, "
-            "as large as the scores of a good model: expect little accuracy; take a larger batch_size, "
-            "smaller steps or fewer passes"
-        )
-    guarantee = Guarantee(privacy.epsilon, delta, privacy.relation, problem.unit, problem.max_rows_per_unit)
-    return Plan(spec.method, problem, sgd, guarantee, noise, None, tuple(warnings))
-
-
-def run(job: Job) -> Result:
-    """Take the steps on the packed rows; what the server returns carries its noise."""
-    assert isinstance(job.plan.work, Sgd)
-    return Result(*run_passes(job, job.plan.work))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.privacy.cost import Accounting, Cost, GaussianRun, PureReleases, cost_of, releases_of
+from pg_dpml.privacy.cost import Accounting, Cost, cost_of
 from pg_dpml.privacy.gaussian import gaussian_share
 from pg_dpml.privacy.knorm import smaller_kind
+from pg_dpml.privacy.releases import GaussianRun, PureReleases, releases_of
 from pg_dpml.privacy.resolution import sampler_delta
 from pg_dpml.spec.relation import Relation
 

@@ -17,25 +17,16 @@ import scipy  # which imports its parts where they are used
 
 from pg_dpml.privacy.accounting import subsampled
 from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
-from pg_dpml.privacy.noise.composed import ComposedNoise
-from pg_dpml.privacy.noise.output import ReleaseNoise
-from pg_dpml.privacy.noise.steps import StepNoise
-from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
+from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, PureReleases, Releases
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
     "RULES",
     "Accounting",
     "Cost",
-    "GaussianRun",
-    "PoissonSteps",
-    "PureReleases",
-    "Releases",
     "cost_of",
     "epsilon_of",
-    "gaussian_part",
     "limit_of",
-    "releases_of",
     "zcdp_delta",
 ]
 
@@ -116,63 +107,6 @@ def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
     return Cost(_DOWN.create_decimal_from_float(loss * (1.0 - _ROOM)), others)
 
 
-@dataclass(frozen=True)
-class Releases:
-    """Gaussian noise on sums of a fixed sensitivity, all of a run together.
-
-    Attributes
-    ----------
-    mu : float
-        Sensitivity over standard deviation, under the relation of the run, and what the finite precision
-        of the sampler may add.
-    delta : float
-        What the end of the sampler's tail may add.
-    """
-
-    mu: float
-    delta: float
-
-
-@dataclass(frozen=True)
-class PoissonSteps:
-    """Gaussian noise on sums over Poisson batches.
-
-    Attributes
-    ----------
-    multiplier : float
-        Standard deviation in units of the bound on one unit's share, with its head room for rounding.
-    sampling : float
-        As accounted for.
-    steps : int
-    precision : float
-        What the finite precision of the sampler may add to mu.
-    delta : float
-        What the end of the sampler's tail may add, and batches that are larger than accounted for.
-    """
-
-    multiplier: float
-    sampling: float
-    steps: int
-    precision: float
-    delta: float
-
-
-@dataclass(frozen=True)
-class PureReleases:
-    """K-norm noise: the run has its epsilon without its delta.
-
-    Attributes
-    ----------
-    delta : float
-        What the end of the sampler's tail may add.
-    """
-
-    delta: float
-
-
-GaussianRun = Releases | PoissonSteps | PureReleases
-
-
 def cost_of(
     rule: str,
     epsilon: Decimal,
@@ -190,7 +124,7 @@ def cost_of(
     epsilon, delta : Decimal
         Of the run, in (0, inf) and [0, 1).
     gaussian : Releases, PoissonSteps, PureReleases or None
-        See `gaussian_part`.
+        See `RunNoise.releases`.
     run, budget : Relation
         Which neighbours the guarantee of the run, and of the budget, is about. A zero row is one of the
         values that `replace_one` replaces with; the other way takes two steps.
@@ -235,47 +169,6 @@ def cost_of(
 def _poisson_mu(run: PoissonSteps, spare: float, relation: Relation) -> float:
     """Kept, since a plan is often made twice and this can take a second."""
     return subsampled.subsampled_gaussian_mu(run.multiplier, run.sampling, run.steps, spare, relation)
-
-
-def gaussian_part(noise: object) -> GaussianRun | None:
-    """What a run's noise says of it, beyond its epsilon and delta.
-
-    Parameters
-    ----------
-    noise : object
-        Of a plan.
-
-    Notes
-    -----
-    None for a run that is not, or not only, Gaussian noise on sums. Source: privacy/README.md, "One release",
-    "Full-batch gradients", "Noise at every step" and "Poisson batches".
-    """
-    if isinstance(noise, ReleaseNoise) and noise.kind == "k-norm" and noise.scale > 0.0:
-        return PureReleases(sampler_delta(noise.n_weights))
-    if isinstance(noise, ReleaseNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
-        return releases_of(noise.calibrated_sensitivity / noise.scale, noise.n_weights)
-    if isinstance(noise, ComposedNoise):
-        numbers = noise.steps * noise.n_weights if noise.gradient is not None else 0
-        numbers += noise.moments.n_weights if noise.moments is not None else 0
-        return releases_of(noise.mu, numbers)
-    if isinstance(noise, StepNoise) and noise.kind == "gaussian" and noise.scale > 0.0:
-        if noise.accounted_sampling is None:
-            mu = math.sqrt(noise.passes) * noise.calibrated_sensitivity / noise.scale
-            return releases_of(mu, noise.passes * noise.n_weights)
-        numbers = noise.steps * noise.n_weights
-        return PoissonSteps(
-            noise.noise_multiplier * noise.sensitivity / noise.calibrated_sensitivity,
-            noise.accounted_sampling,
-            noise.steps,
-            2.0 * sampler_mu(numbers),
-            sampler_delta(numbers) + noise.unlikely,
-        )
-    return None
-
-
-def releases_of(mu: float, numbers: int) -> Releases:
-    """With what the sampler takes of so many numbers. Source: privacy/README.md, "The sampler"."""
-    return Releases(mu + sampler_mu(numbers), sampler_delta(numbers))
 
 
 def epsilon_of(rule: str, loss: Decimal, delta: Decimal) -> float:

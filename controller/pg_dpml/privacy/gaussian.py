@@ -171,32 +171,23 @@ def delta_left(delta: float, n_numbers: int) -> float:
     return delta - taken
 
 
-def gaussian_stddev(sensitivity: float, epsilon: float, delta: float, n_numbers: int) -> float:
+def gaussian_stddev(sensitivity: float, mu: float) -> float:
     """Standard deviation per coordinate of Gaussian noise.
 
     Parameters
     ----------
     sensitivity : float
         L2 sensitivity of the released vector, in [0, inf).
-    epsilon : float
-        In (0, inf).
-    delta : float
-        In (0, 1).
-    n_numbers : int
-        Noisy numbers of the whole run, >= 1.
+    mu : float
+        In (0, inf), as `gaussian_share` gives it.
 
     Returns
     -------
     float
-        sensitivity / `gaussian_share`, rounded up.
-
-    Raises
-    ------
-    GuaranteeError
-        If delta or epsilon is too small for so many numbers.
+        sensitivity / mu, rounded up.
 
     Notes
     -----
     Source: Balle & Wang 2018, Theorem 8; privacy/README.md, "Gaussian noise".
     """
-    return sensitivity / gaussian_share(epsilon, delta, n_numbers) * ROUND_UP
+    return sensitivity / mu * ROUND_UP

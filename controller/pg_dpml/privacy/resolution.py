@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pg_dpml.errors import GuaranteeError, ResolutionError
-from pg_dpml.kernels import MOST_STEPS, noise_grid
+from pg_dpml.kernels import LEAST_SCALE, MOST_STEPS, noise_grid
 from pg_dpml.spec.privacy import MOST_EPSILON
 
 __all__ = [
@@ -51,9 +51,6 @@ POINT_SHARE = 2.0**-48
 
 TAIL = 2.0**-120
 """Bound, times e^epsilon for epsilon <= 100, on the probability of one number beyond the sampler's tail."""
-
-_SMALLEST_SCALE = 2.0**-900
-"""Of the server's noise, as in udas/options.c; the largest, 2^900, no clip of TrainSpec reaches."""
 
 
 def sampler_delta(n_numbers: int) -> float:
@@ -309,9 +306,9 @@ def step_room(
             f"{n_weights} weights"
         )
     scale = multiplier * (change + rounding) / (1.0 - share) * (1.0 + 2.0**-40)
-    if scale < _SMALLEST_SCALE:
+    if scale < LEAST_SCALE:
         raise GuaranteeError(
-            f"noise of scale {scale:.1e} is below {_SMALLEST_SCALE:.0e}, too small for the server: take "
+            f"noise of scale {scale:.1e} is below {LEAST_SCALE:.0e}, too small for the server: take "
             "a larger clip"
         )
     grid = noise_grid(scale)

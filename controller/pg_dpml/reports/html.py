@@ -16,21 +16,15 @@ from pg_dpml.names import shown, visible_lines
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import chance_text, odds_factor, posterior, share_text, suspicion
 from pg_dpml.reports import plots
-from pg_dpml.reports.report import (
+from pg_dpml.reports.comparison_report import (
     COMPARISON_HEAD,
-    NOT_PRIVATE,
-    WHITENED,
-    Coefficient,
-    coefficients,
     comparison_headings,
     comparison_rows,
     comparison_stamp,
     comparison_warnings,
-    guarantee_of,
-    noise_bound,
-    passes_text,
-    unit_text,
 )
+from pg_dpml.reports.model_report import Coefficient, coefficients, noise_bound
+from pg_dpml.reports.words import NOT_PRIVATE, WHITENED, guarantee_of, passes_text, size_text, unit_text
 from pg_dpml.runs.compare import Comparison
 
 __all__ = ["comparison_html", "model_html"]
@@ -292,14 +286,16 @@ def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
     many = f"with this one there were {len(charges)} when this report was made"
     if len({(entry.relation, entry.mechanism.get("unit")) for entry in charges}) > 1:
         return f"{many}, about different neighbours, so that they do not simply add up"
-    epsilon, delta = (sum(getattr(entry, key) or 0 for entry in charges) for key in ("epsilon", "delta"))
+    epsilon, delta = (sum(getattr(entry, key) for entry in charges) for key in ("epsilon", "delta"))
     return f"{many}, together at most ({epsilon:f}, {float(delta):.3g})-differential privacy, by adding up"
 
 
 def _provenance(model: Model, versions: Mapping[str, str]) -> str:
     training: Mapping[str, Any] = model.training
+    privacy = model.privacy
+    size = size_text(training.get("n_units", 0), privacy.get("unit"), privacy.get("max_rows_per_unit"))
     rows = [
-        ("Trained on", f"{training.get('dataset')}, {training.get('n_units', 0):,} rows"),
+        ("Trained on", f"{training.get('table_name')}, {size}"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
         ("Features", f"{model.n_features}, rows brought to norm 1 ({model.encoder['norm']})"),

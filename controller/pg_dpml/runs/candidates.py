@@ -9,13 +9,12 @@ from typing import Any
 
 from pg_dpml.blocks.source import Source
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.methods.plan import Plan
 from pg_dpml.privacy.cost import Accounting
-from pg_dpml.runs.train import plan_problem, problem_of
+from pg_dpml.runs.grid import Grid
+from pg_dpml.runs.planning import plan_problem, problem_of
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import NOT_PRIVATE_METHODS
+from pg_dpml.training.plan import Plan
 
 __all__ = ["plan_candidates", "setting_text", "tuning_record"]
 
@@ -36,9 +35,9 @@ def plan_candidates(
     plans = []
     for setting, candidate, size in zip(grid.settings, grid.candidates, sizes, strict=True):
         try:
-            if candidate.method in NOT_PRIVATE_METHODS and privacy is not None:
+            if not candidate.chosen.private and privacy is not None:
                 raise SpecError(f"method {candidate.method} is not private and cannot be tuned under epsilon")
-            if candidate.fresh_order and data.unit is not None:
+            if candidate.get("fresh_order") and data.unit is not None:
                 raise SpecError("fresh_order does not go with a unit of privacy here: leave it out")
             problem = replace(problem_of(source, size, data), budget=budget)
             plans.append(plan_problem(problem, privacy, candidate))

@@ -14,33 +14,31 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.ledger.transaction import failure_text
-from pg_dpml.methods.job import Progress
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.names import did_you_mean, visible
+from pg_dpml.runs.planning import Alternative, alternative, problem_of
 from pg_dpml.runs.splits import Split
-from pg_dpml.runs.train import Alternative, alternative, problem_of, start_run
+from pg_dpml.runs.train import start_run
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS
 from pg_dpml.tables.labels import LeftOut, count_left_out
 from pg_dpml.tables.stamp import owner_stamp
+from pg_dpml.training.job import Progress
+from pg_dpml.training.method import methods as registered
+from pg_dpml.training.plan import Plan, Problem
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 __all__ = [
     "DEFAULT_EPSILONS",
-    "DEFAULT_METHODS",
     "DEFAULT_SPLITS",
     "MAJORITY",
     "Comparison",
     "ComparisonEntry",
     "compare",
+    "default_methods",
 ]
-
-DEFAULT_METHODS = tuple(method for method in METHODS if method != "noiseless")
-"""All methods but `noiseless`: `lbfgs`, the exact minimiser, shows the accuracy without privacy."""
 
 DEFAULT_EPSILONS = (0.01, 0.1, 1.0)
 DEFAULT_SPLITS = 10
@@ -54,6 +52,14 @@ WAYS = (
     "exact figures of private rows are themselves a release, so say exactly one of: --public (the rows of "
     "the table are public); --owner (they are private, and the figures are for their owner's eyes only)"
 )
+
+
+def default_methods() -> tuple[str, ...]:
+    """The methods that are compared unless others are named.
+
+    Of those that are not private it is `lbfgs` alone: the minimiser, against which privacy costs accuracy.
+    """
+    return tuple(method for method in registered() if method != "noiseless")
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def compare(
     database: str | sa.Engine,
     data: DataSpec,
     *,
-    methods: Sequence[str] = DEFAULT_METHODS,
+    methods: Sequence[str] | None = None,
     epsilons: Sequence[float] = DEFAULT_EPSILONS,
     delta: float | None = None,
     relation: Relation = Relation.REPLACE_ONE,
@@ -167,8 +173,9 @@ def compare(
     database : str or sqlalchemy.Engine
         libpq connection string, or an engine over psycopg 3.
     data : DataSpec
-    methods : sequence of str
-        Each runs with its default options; a method that is not private runs once, without an epsilon.
+    methods : sequence of str or None
+        None: see `default_methods`.
+        Each runs with its default options; those that are not private without an epsilon.
     epsilons : sequence of float
         Each in [1e-12, 1e4].
     delta : float or None
@@ -209,11 +216,13 @@ def compare(
     """
     if public == owner:
         raise GuaranteeError(WAYS)
+    known = tuple(registered())
+    methods = default_methods() if methods is None else methods
     _require_different(methods, "methods")
     for method in methods:
-        if method not in METHODS:
-            offer = did_you_mean(method, METHODS) if isinstance(method, str) else ""
-            raise SpecError(f"methods must be of {', '.join(METHODS)}, not {method!r}{offer}")
+        if method not in known:
+            offer = did_you_mean(method, known) if isinstance(method, str) else ""
+            raise SpecError(f"methods must be of {', '.join(known)}, not {method!r}{offer}")
     _require_different(epsilons, "epsilons")
     if isinstance(splits, bool) or not isinstance(splits, int) or not 1 <= splits <= MOST_SPLITS:
         raise SpecError(f"splits must be a whole number from 1 to {MOST_SPLITS}, not {splits!r}")
@@ -290,7 +299,7 @@ def _plan_runs(problem: Problem, methods: Sequence[str], privacies: Sequence[Pri
     """
     runs = []
     for method in methods:
-        once = method in NOT_PRIVATE_METHODS
+        once = not registered()[method].private
         of_method = [
             _Run(method, privacy, alternative(problem, privacy, method))
             for privacy in ([None] if once else privacies)

@@ -13,15 +13,15 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.evaluation import scoring
 from pg_dpml.evaluation.metrics import left_out_words
-from pg_dpml.methods.job import Job, Progress, Result
 from pg_dpml.names import shown, visible
 from pg_dpml.privacy.cost import Accounting
 from pg_dpml.runs.candidates import plan_candidates
+from pg_dpml.runs.grid import Grid
 from pg_dpml.runs.train import run_method, start_run
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.tables.labels import LeftOut, count_left_out
+from pg_dpml.training.job import Job, Progress, Result
 
 __all__ = ["PublicScores", "score_on_public_rows"]
 

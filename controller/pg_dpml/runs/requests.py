@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pg_dpml.database.catalog import look_up_table, owner_of
 from pg_dpml.database.database import Database
@@ -29,8 +29,8 @@ from pg_dpml.errors import (
 from pg_dpml.ledger import budgets
 from pg_dpml.names import shown, visible
 from pg_dpml.runs.datasets import load_dataset
+from pg_dpml.runs.requested import read_options
 from pg_dpml.runs.train import train_model
-from pg_dpml.spec.requested import read_options
 
 __all__ = [
     "Served",
@@ -74,7 +74,7 @@ class _Request:
     allowed: bool
 
     @property
-    def charge_name(self) -> str:
+    def charge_key(self) -> str:
         """Name of the charge, which is made once however often the request runs."""
         return f"dpml.requests {self.id}"
 
@@ -228,10 +228,11 @@ def _train(database: Database, request: _Request) -> None:
                 f"{shown(dataset.name)} was registered: its owner must register it again"
             )
     privacy, training = read_options(request.options, dataset.max_epsilon)
-    if training.passes is not None and training.passes > dataset.max_passes:
-        raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {training.passes}")
-    if training.method == "bolt-on" and training.solver is None and not dataset.allow_certified:
-        training = replace(training, solver="sgd")  # not certified, which lambda would make the default
+    passes = training.get("passes")
+    if passes is not None and passes > dataset.max_passes:
+        raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {passes}")
+    if not dataset.allow_certified:
+        training = training.with_fixed_passes()
     train_model(
         database,
         data,
@@ -239,7 +240,7 @@ def _train(database: Database, request: _Request) -> None:
         training,
         name=request.model,
         progress=None,
-        request=request.charge_name,
+        charge_key=request.charge_key,
         owner=request.requested_by,
         terms=dataset.terms,
     )
@@ -247,4 +248,4 @@ def _train(database: Database, request: _Request) -> None:
 
 def _charge(database: Database, request: _Request) -> int | None:
     with database.session() as session:
-        return budgets.charge_of(session, request.dataset, request.charge_name)
+        return budgets.charge_of(session, request.dataset, request.charge_key)

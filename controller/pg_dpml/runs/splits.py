@@ -15,10 +15,10 @@ from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
 from pg_dpml.evaluation import scoring
-from pg_dpml.methods.job import Job
-from pg_dpml.methods.plan import Plan, Problem
 from pg_dpml.names import shown
 from pg_dpml.runs.train import run_method
+from pg_dpml.training.job import Job
+from pg_dpml.training.plan import Plan, Problem
 
 __all__ = ["Split"]
 

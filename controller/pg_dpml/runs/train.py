@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,35 +17,22 @@ from pg_dpml.blocks.source import Source, resolve
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.database.versions import versions
-from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
+from pg_dpml.errors import SpecError
 from pg_dpml.ledger import charging, terms
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger.records import PrivacyRecord, TrainingRecord
 from pg_dpml.ledger.transaction import run_charged
-from pg_dpml.methods import auto, baselines, bolt_on, full_batch, noisy_sgd, sufficient_statistics
-from pg_dpml.methods.job import Job, Method, Progress, Result
-from pg_dpml.methods.plan import Plan, Problem, noise_record
-from pg_dpml.privacy.cost import gaussian_part
 from pg_dpml.privacy.guarantee import Guarantee
-from pg_dpml.privacy.resolution import with_least_epsilon
+from pg_dpml.runs.planning import plan_of_run, priced_at
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import METHODS, NOT_PRIVATE_METHODS, TrainSpec
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
+from pg_dpml.training.job import Job, Progress, Result
+from pg_dpml.training.plan import Plan
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = [
-    "Alternative",
-    "Progress",
     "TrainResult",
-    "alternative",
-    "alternatives",
-    "charged_problem",
     "plan",
-    "plan_problem",
-    "priced_at",
-    "problem_of",
     "released_model",
     "run_method",
     "spent_text",
@@ -55,17 +41,9 @@ __all__ = [
     "train_model",
 ]
 
-_METHODS: Mapping[str, Method] = {
-    "whitened-dp-gd": full_batch,
-    "dp-gd": full_batch,
-    "sufficient-statistics": sufficient_statistics,
-    "bolt-on": bolt_on,
-    "dp-sgd": noisy_sgd,
-    "bst14": noisy_sgd,
-    "scs13": noisy_sgd,
-    "noiseless": baselines,
-    "lbfgs": baselines,
-}
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 @dataclass(frozen=True)
@@ -132,7 +110,7 @@ def plan(
         resolved = resolve(session, data)
         require_plannable(session, resolved)
         n_units = count_units(session, resolved)
-        return _decide(session, resolved, n_units, data, privacy, training or TrainSpec())
+        return plan_of_run(session, resolved, n_units, data, privacy, training or TrainSpec())
 
 
 def train(
@@ -144,7 +122,7 @@ def train(
     name: str,
     progress: Progress | None = None,
     insecure: bool = False,
-    request: str | None = None,
+    charge_key: str | None = None,
     owner: str | None = None,
 ) -> TrainResult:
     """Train a model inside the database and store it; without noise only if the method says so.
@@ -164,7 +142,7 @@ def train(
         See `Progress`.
     insecure : bool
         Allow TCP without TLS to another machine.
-    request : str or None
+    charge_key : str or None
         Where the data set has a budget: your name of this charge. A run that is repeated under it, as after a
         lost connection, gives the model it made and charges nothing. None: a new one.
     owner : str or None
@@ -205,7 +183,7 @@ def train(
         training or TrainSpec(),
         name=name,
         progress=progress,
-        request=request,
+        charge_key=charge_key,
         owner=owner,
     )
 
@@ -219,7 +197,7 @@ def train_model(
     name: str,
     progress: Progress | None,
     tuning: Mapping[str, Any] | None = None,
-    request: str | None = None,
+    charge_key: str | None = None,
     owner: str | None = None,
     terms: terms.Terms | None = None,
 ) -> TrainResult:
@@ -233,7 +211,7 @@ def train_model(
         resolved = resolve(session, data)
         require_runnable(session, resolved)
         n_units = count_units(session, resolved)
-        decided = _decide(session, resolved, n_units, data, privacy, training, terms)
+        decided = plan_of_run(session, resolved, n_units, data, privacy, training, terms)
         if terms is not None and not terms.any_passes and decided.work.passes is None:
             raise SpecError(
                 "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
@@ -248,7 +226,7 @@ def train_model(
 
     def charge(session: Session, begun: tuple[Source, Plan]) -> charging.Charged:
         assert privacy is not None
-        charged = _charge(session, *begun, data, privacy, training, name, request, terms)
+        charged = _charge(session, *begun, data, privacy, training, name, charge_key, terms)
         if not charged.repeated:
             registry.require_new_name(session, name)
         return charged
@@ -279,99 +257,6 @@ def train_model(
     return TrainResult(model, decided, passes, time.monotonic() - started)
 
 
-def _decide(
-    session: Session,
-    source: Source,
-    n_units: int,
-    data: DataSpec,
-    privacy: PrivacySpec | None,
-    training: TrainSpec,
-    terms: terms.Terms | None = None,
-) -> Plan:
-    """The plan of a run that is charged; of two refusals of a small epsilon, that which names the larger."""
-    problem = charged_problem(session, source, n_units, data, privacy)
-    try:
-        return plan_problem(problem, privacy, training)
-    except ResolutionError as error:
-        assert privacy is not None
-        at_epsilon = partial(priced_at, problem, privacy, training)
-        refusal = charging.refusal_of(session, source.table, data.dataset, error, at_epsilon, terms)
-    raise refusal
-
-
-def charged_problem(
-    session: Session, source: Source, n_units: int, data: DataSpec, privacy: PrivacySpec | None
-) -> Problem:
-    """As `problem_of`, of a run that is charged: with how its budget adds up, if there is one."""
-    problem = problem_of(source, n_units, data)
-    if privacy is None:
-        return problem
-    return replace(problem, budget=charging.accounting_of(session, source.table, data.dataset))
-
-
-def problem_of(source: Source, n_units: int, data: DataSpec) -> Problem:
-    """The public numbers of a resolved table of n_units units."""
-    outputs = len(data.label.classes) if data.label.classes is not None else 1
-    return Problem(n_units, source.n_features, outputs, data.label.task, source.unit, data.max_rows_per_unit)
-
-
-def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
-    """Decide a run from public numbers alone; see `plan`."""
-    if training.method in NOT_PRIVATE_METHODS and privacy is not None:
-        raise SpecError(f"method {training.method} is not private: leave epsilon and delta out")
-    if training.method not in NOT_PRIVATE_METHODS and privacy is None:
-        raise SpecError(
-            f"method {training.method} needs epsilon: give one, such as --epsilon 1 (in Python "
-            "PrivacySpec(1)); a smaller one is a stronger guarantee, and more noise"
-        )
-    if privacy is None:
-        return _plan(problem, None, training)
-    asked = privacy
-    return with_least_epsilon(
-        lambda epsilon: _plan(problem, replace(asked, epsilon=epsilon), training), asked.epsilon
-    )
-
-
-def _plan(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
-    if training.method == "auto":
-        assert privacy is not None
-        return auto.plan(problem, privacy, training)
-    return _METHODS[training.method].plan(problem, privacy, training)
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """What a method would do with its default options.
-
-    Attributes
-    ----------
-    method : str
-    plan : Plan or None
-        None where the method refuses.
-    refusal : str or None
-        Why it does, in a few words.
-    """
-
-    method: str
-    plan: Plan | None
-    refusal: str | None = None
-
-
-def alternative(problem: Problem, privacy: PrivacySpec | None, method: str) -> Alternative:
-    """A method's plan, or its refusal, from public numbers alone."""
-    try:
-        return Alternative(method, _plan(problem, privacy, TrainSpec(method=method)))
-    except (SpecError, GuaranteeError) as error:
-        reason = re.split(r"[:;] ", str(error))[0]
-        return Alternative(method, None, re.sub(rf"^method = {method} ", "it ", reason))
-
-
-def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, ...]:
-    """Every private method but `auto`, which chooses one of them."""
-    methods = (method for method in METHODS if method not in ("auto", *NOT_PRIVATE_METHODS))
-    return tuple(alternative(problem, privacy, method) for method in methods)
-
-
 def _charge(
     session: Session,
     source: Source,
@@ -380,7 +265,7 @@ def _charge(
     privacy: PrivacySpec,
     training: TrainSpec,
     name: str,
-    request: str | None,
+    charge_key: str | None,
     terms: terms.Terms | None,
 ) -> charging.Charged:
     assert decided.guarantee is not None  # privacy is not None
@@ -389,39 +274,26 @@ def _charge(
         session,
         source.table,
         decided.guarantee,
-        gaussian_part(decided.noise),
+        decided.noise.releases(),
         at_epsilon=partial(priced_at, decided.problem, privacy, training),
         dataset=data.dataset,
-        request=request,
+        charge_key=charge_key,
         model=name,
         method=decided.method,
-        n_rows=decided.problem.n_units,
-        mechanism=noise_record(decided.noise),
+        n_units=decided.problem.n_units,
+        mechanism=decided.noise.record(),
         terms=terms,
     )
 
 
-def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsilon: float) -> terms.Priced:
-    """What a run would cost at another epsilon; see `charging.charge`.
-
-    Raises
-    ------
-    SpecError, GuaranteeError
-        If there is no such run.
-    """
-    decided = _plan(problem, replace(privacy, epsilon=epsilon), training)
-    assert decided.guarantee is not None
-    return decided.guarantee, gaussian_part(decided.noise)
-
-
 def _made_before(session: Session, charge: int, decided: Plan, name: str) -> TrainResult:
-    """What an earlier run under the same request made."""
+    """What an earlier run under the same charge key made."""
     model = registry.model_of(session, charge)
     if model is None or model.name != name:
         made = "stored no model" if model is None else f"made model {model.name}"
         raise SpecError(
-            f"request: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new run "
-            "draws new noise and is charged again: give it a new request"
+            f"charge_key: this one was charged before, as entry {charge} of dpml.ledger, and {made}; a new "
+            "run draws new noise and is charged again: give it a new charge key"
         )
     return TrainResult(model, decided, TrainingRecord.from_json(model.training).passes, None)
 
@@ -509,11 +381,11 @@ def _privacy_record(decided: Plan) -> PrivacyRecord:
     protects = decided.problem.unit, decided.problem.max_rows_per_unit
     if decided.guarantee is None or decided.noise is None:
         return PrivacyRecord(*protects)
-    return PrivacyRecord(*protects, decided.guarantee, noise_record(decided.noise))
+    return PrivacyRecord(*protects, decided.guarantee, decided.noise.record())
 
 
 def run_method(job: Job) -> Result:
     """Run a plan's method on packed rows and drop them."""
-    result = _METHODS[job.plan.method].run(job)
+    result = job.plan.run(job)
     job.blocks.drop()
     return result

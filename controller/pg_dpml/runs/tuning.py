@@ -23,24 +23,17 @@ from pg_dpml.errors import SpecError
 from pg_dpml.evaluation import scoring
 from pg_dpml.ledger import charging, models
 from pg_dpml.ledger.transaction import run_charged
-from pg_dpml.methods.job import Job, Progress, Result
-from pg_dpml.methods.plan import Plan, noise_record
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.runs.candidates import plan_candidates, tuning_record
+from pg_dpml.runs.grid import Grid
+from pg_dpml.runs.planning import charged_problem
 from pg_dpml.runs.public_scores import PublicScores, score_on_public_rows
-from pg_dpml.runs.train import (
-    TrainResult,
-    charged_problem,
-    released_model,
-    run_method,
-    spent_text,
-    start_run,
-    train_model,
-)
+from pg_dpml.runs.train import TrainResult, released_model, run_method, spent_text, start_run, train_model
 from pg_dpml.spec.data import DataSpec
-from pg_dpml.spec.grid import Grid
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training.job import Job, Progress, Result
+from pg_dpml.training.plan import Plan
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -233,7 +226,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
     models.require_new_name(session, tuning.name)
     candidates = [
         {"method": plan.method, "setting": dict(setting)}
-        | ({} if plan.noise is None else noise_record(plan.noise))
+        | ({} if plan.noise is None else plan.noise.record())
         for plan, setting in zip(tuning.plans, tuning.grid.settings, strict=True)
     ]
     return charging.charge(
@@ -245,7 +238,7 @@ def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
         dataset=tuning.data.dataset,
         model=tuning.name,
         method="tune",
-        n_rows=tuning.n_units,
+        n_units=tuning.n_units,
         mechanism={
             "selection": {
                 "kind": "exponential",

@@ -14,13 +14,14 @@ import psycopg
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.evaluation.evaluate import Evaluation, evaluate
-from pg_dpml.reports import report
-from pg_dpml.runs.train import Progress, TrainResult, train
+from pg_dpml.reports import evaluation_report, result_report
+from pg_dpml.runs.train import TrainResult, train
 from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.training import TrainSpec
+from pg_dpml.training.job import Progress
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["ADULT_SPEC", "Demo", "adult_server", "run_demo"]
 
@@ -53,15 +54,15 @@ class Demo:
             f"  without privacy   {self.plain.accuracy:7.2%}   (for comparison; not to be published)",
             f"  majority class    {self.private.majority:7.2%}",
         ]
-        return report.result_text(self.run, figures)
+        return result_report.result_text(self.run, figures)
 
     @property
     def record(self) -> dict[str, Any]:
         """The demo as a JSON-ready mapping."""
         return {
-            "run": report.result_record(self.run),
-            "private": report.evaluation_record(self.private),
-            "not_private": report.evaluation_record(self.plain),
+            "run": result_report.result_record(self.run),
+            "private": evaluation_report.evaluation_record(self.private),
+            "not_private": evaluation_report.evaluation_record(self.plain),
         }
 
 

@@ -27,7 +27,6 @@ from pathlib import Path
 from pg_dpml.errors import DpmlError, SpecError
 
 __all__ = [
-    "COMPILE_FLAGS",
     "Sources",
     "build_module",
     "copy_extension",
@@ -40,11 +39,8 @@ __all__ = [
     "tail",
 ]
 
-# The Makefile's, then what PostgreSQL's own code relies on. -ffp-contract=off: same bits on every machine.
-COMPILE_FLAGS = [
-    *("-std=gnu99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"),
-    *("-fno-strict-aliasing", "-fwrapv", "-D_GNU_SOURCE"),
-]
+# What PostgreSQL's own code relies on; PGXS says it by itself.
+_SERVER_FLAGS = ("-fno-strict-aliasing", "-fwrapv", "-D_GNU_SOURCE")
 COMPILE_TIMEOUT_S = 600
 
 
@@ -52,7 +48,7 @@ COMPILE_TIMEOUT_S = 600
 class Sources:
     """The server side's source folders: inside the installed package, or in a checkout."""
 
-    server: Path  # *.c, kernels/, Makefile, control
+    server: Path  # *.c, kernels/, Makefile, control, compile_flags.txt
     sql: Path
 
     @classmethod
@@ -83,9 +79,17 @@ class Sources:
             raise DpmlError("pg_dpml.control names no default_version")
         return match[1]
 
+    def own_flags(self) -> list[str]:
+        """Flags of every build, from the file that the Makefile reads too: the same bits on every machine."""
+        return (self.server / "compile_flags.txt").read_text(encoding="utf-8").split()
+
+    def compile_flags(self) -> list[str]:
+        """Flags for the server module, where PGXS does not give its own."""
+        return [*self.own_flags(), *_SERVER_FLAGS, f'-DDPML_VERSION="{self.version()}"']
+
     def digest(self, *more: str) -> str:
         """A name for what compiling these sources gives; `more` says with what else."""
-        digest = hashlib.sha256("\0".join([*COMPILE_FLAGS, *more]).encode())
+        digest = hashlib.sha256("\0".join([*self.compile_flags(), *more]).encode())
         headers = sorted([*self.server.glob("*.h"), *(self.server / "kernels").glob("*.h")])
         for path in [*self.c_files(), *headers]:
             content = path.read_bytes()
@@ -164,7 +168,7 @@ def build_module(pg_config: Path, sources: Sources, caches: Iterable[Path | None
     module = folder / f"pg_dpml-{name}.so"
     if not module.is_file():
         with tempfile.TemporaryDirectory(prefix="build-", dir=scratch) as build:
-            built = _compile(sources.c_files(), includes, Path(build))
+            built = _compile(sources, includes, Path(build))
             replace_file(built, module)  # in one step: another process may be doing the same
     return module
 
@@ -179,9 +183,9 @@ def _writable(cache: Path | None) -> bool:
     return os.access(cache, os.W_OK)
 
 
-def _compile(c_files: list[Path], includes: Path, build: Path) -> Path:
-    flags = [*COMPILE_FLAGS, "-isystem", str(includes)]
-    main, *others = [str(path) for path in c_files]
+def _compile(sources: Sources, includes: Path, build: Path) -> Path:
+    flags = [*sources.compile_flags(), "-isystem", str(includes)]
+    main, *others = [str(path) for path in sources.c_files()]
     # In a process of its own: distutils works in the current folder and prints as it likes.
     command = [sys.executable, "-c", _COMPILE_STEP, str(build), main, str(len(others)), *others, *flags]
     environment = dict(os.environ, CC=_compiler(), LC_ALL="C")  # the log is read: `_first_error`

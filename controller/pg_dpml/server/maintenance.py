@@ -234,7 +234,7 @@ def _roles(session: Session) -> Check:
     missing = [name for name in ROLES if (name,) not in rows]
     fix = (
         "; ".join(f"CREATE ROLE {name} NOLOGIN" for name in missing)
-        + "; then grant as pg_dpml.sql does at its end, or drop and create the extension with its models"
+        + "; then grant what pg_dpml.sql grants to them, or drop and create the extension with its models"
     )
     found = f"missing: {', '.join(missing)}" if missing else "dpml_curator and dpml_analyst exist"
     return Check("roles", not missing, found, fix)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import MAX_FEATURES
 from pg_dpml.names import shown
 from pg_dpml.spec.checks import (
     as_bound,
@@ -30,14 +31,12 @@ from pg_dpml.spec.files import inner_table
 
 __all__ = [
     "DEFAULT_KEYS",
-    "MAX_FEATURES",
     "Column",
     "Label",
 ]
 
 
 SCALES = ("center", "zero_based", "standard")
-MAX_FEATURES = 2**20
 
 
 _CATEGORY_KEYS = ("levels", "centered")

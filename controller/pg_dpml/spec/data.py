@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import MAX_BLUR, MAX_FEATURES
 from pg_dpml.names import shown
 from pg_dpml.spec.checks import as_choice, as_flag, as_table, require_known, require_text, require_whole
-from pg_dpml.spec.columns import DEFAULT_KEYS, MAX_FEATURES, Column, Label
+from pg_dpml.spec.columns import DEFAULT_KEYS, Column, Label
 from pg_dpml.spec.files import left_open, parse_toml, read_text
 
 __all__ = ["MAX_WEIGHTS", "DataSpec"]
@@ -19,8 +20,6 @@ __all__ = ["MAX_WEIGHTS", "DataSpec"]
 NORMS = ("normalize", "clip")
 MAX_WEIGHTS = 2**24
 """Features times classes. A state of several such arrays stays below 1 GB, PostgreSQL's largest value."""
-MAX_BLUR = 2**26
-"""Largest number of pixels that are read to blur the images of a row."""
 MAX_ROWS_PER_UNIT = 10**6
 
 

@@ -16,10 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.kernels import FOLD_ROWS, FloatArray, Noise
+from pg_dpml.kernels import FOLD_ROWS, MAX_GRAM_FEATURES, FloatArray, Noise
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.noise import output
+from pg_dpml.privacy.noise.base import Recorded
 from pg_dpml.privacy.noise.output import ReleaseNoise
+from pg_dpml.privacy.releases import GaussianRun, releases_of
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -35,15 +37,15 @@ __all__ = [
     "triangle_size",
 ]
 
-MAX_WHITENED_FEATURES = 2500
-"""Most features of a released matrix, as in udas/gram.c; "Whitened gradients" counts on it."""
+MAX_WHITENED_FEATURES = MAX_GRAM_FEATURES
+"""Most features of a released matrix; "Whitened gradients" counts on it."""
 
 _ULP = 2.0**-52
 _MOST_CONDITION = 2.0**16
 
 
 @dataclass(frozen=True)
-class ComposedNoise:
+class ComposedNoise(Recorded):
     """The noise of all releases of a run.
 
     Attributes
@@ -80,6 +82,19 @@ class ComposedNoise:
         """Root mean square of the norm of the noise in the model."""
         return self.score_stddev * math.sqrt(self.n_weights)
 
+    @property
+    def added_to(self) -> str:
+        """What the noise is added to, in words."""
+        if self.moments is None:
+            return "every step's gradient"
+        return "the second moments" + ("" if self.gradient is None else ", and every step's gradient")
+
+    def releases(self) -> GaussianRun | None:
+        """All releases together. Source: privacy/README.md, "Full-batch gradients"."""
+        numbers = self.steps * self.n_weights if self.gradient is not None else 0
+        numbers += self.moments.n_weights if self.moments is not None else 0
+        return releases_of(self.mu, numbers)
+
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
         releases = []
@@ -90,7 +105,7 @@ class ComposedNoise:
         moves = ", ".join(f"{one.sensitivity:.4g} for {name}" for name, one in releases)
         stddevs = ", ".join(f"standard deviation {one.scale:.4g} in {name}" for name, one in releases)
         return (
-            ("Sensitivity", f"{moves} (L2 distance one row can move it)"),
+            ("Sensitivity", f"{moves} (L2 distance one unit can move it)"),
             (
                 "Noise",
                 f"gaussian, {stddevs}: mu = {self.mu:.4g} in all. Adds a standard deviation of at "
@@ -183,7 +198,7 @@ def calibrate_gradients(
     Source: privacy/README.md, "Full-batch gradients" and "Floating point".
     """
     if n_units == 0:
-        return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, n_weights)
+        return output.no_release("gaussian", n_weights)
     rounding = n_units * bound * _sum_rounding(max_rows_per_unit)
     if condition is not None:
         rounding = n_units * bound * condition * _product_rounding(max_rows_per_unit, n_features)
@@ -235,7 +250,7 @@ def calibrate_moments(
     """
     size = triangle_size(n_features) + (n_features if labels else 0)
     if n_units == 0:
-        return ReleaseNoise("gaussian", 0.0, 0.0, 0.0, 0.0, size)
+        return output.no_release("gaussian", size)
     square = {
         (Relation.REPLACE_ONE, False): 2.0,
         (Relation.ADD_REMOVE, False): 1.0,

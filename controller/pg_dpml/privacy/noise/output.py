@@ -12,20 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from pg_dpml.kernels import Noise
-from pg_dpml.privacy.gaussian import ROUND_UP, gaussian_stddev
+from pg_dpml.privacy.gaussian import gaussian_share, gaussian_stddev
 from pg_dpml.privacy.knorm import knorm_scale, smaller_kind
+from pg_dpml.privacy.noise.base import Recorded
+from pg_dpml.privacy.releases import GaussianRun, PureReleases, releases_of
 from pg_dpml.privacy.resolution import (
     release_room,
     require_resolved,
+    sampler_delta,
 )
 
 __all__ = [
     "ReleaseNoise",
     "calibrate",
     "calibrate_gaussian",
+    "no_release",
     "release",
     "resolved",
     "rounding_error",
+    "scale_and_mu",
 ]
 
 
@@ -86,7 +91,7 @@ def rounding_error(
 
 
 @dataclass(frozen=True)
-class ReleaseNoise:
+class ReleaseNoise(Recorded):
     """The noise one release will carry; drawn by `release`.
 
     Attributes
@@ -103,6 +108,8 @@ class ReleaseNoise:
         Spacing of the released numbers; 0 when nothing depends on the rows.
     n_weights : int
         Length of the vector.
+    mu : float
+        Gaussian: calibrated sensitivity over standard deviation, at most. Else 0.
     """
 
     kind: str
@@ -111,6 +118,7 @@ class ReleaseNoise:
     calibrated_sensitivity: float
     grid: float
     n_weights: int
+    mu: float
 
     damped: ClassVar[bool] = False
 
@@ -127,10 +135,23 @@ class ReleaseNoise:
         """Root mean square of the noise vector's norm."""
         return self.score_stddev * math.sqrt(self.n_weights)
 
+    @property
+    def added_to(self) -> str:
+        """What the noise is added to, in words."""
+        return "the finished model, once"
+
+    def releases(self) -> GaussianRun | None:
+        """One release. Source: privacy/README.md, "One release" and "K-norm noise"."""
+        if self.scale == 0.0:
+            return None
+        if self.kind == "k-norm":
+            return PureReleases(sampler_delta(self.n_weights))
+        return releases_of(self.mu, self.n_weights)
+
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
         return (
-            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one row can move the model)"),
+            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one unit can move the model)"),
             (
                 "Noise",
                 f"{self.kind}, scale {self.scale:.4g}: adds a standard deviation of "
@@ -182,14 +203,32 @@ def calibrate(
     """
     kind = kind or smaller_kind(epsilon, delta, n_weights)
     if sensitivity is None:
-        return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights)
+        return no_release(kind, n_weights)
     advice = "take fewer passes, a larger batch_size or a smaller radius"
     grid, calibrated = release_room(sensitivity, rounding, n_weights, advice)
-    if kind == "gaussian":
-        scale = gaussian_stddev(calibrated, epsilon, delta, n_weights)
-    else:
-        scale = knorm_scale(calibrated, epsilon, n_weights)
-    return resolved(ReleaseNoise(kind, scale, sensitivity, calibrated, grid, n_weights))
+    scale, mu = scale_and_mu(kind, calibrated, epsilon, delta, n_weights)
+    return resolved(ReleaseNoise(kind, scale, sensitivity, calibrated, grid, n_weights, mu))
+
+
+def scale_and_mu(
+    kind: str, sensitivity: float, epsilon: float, delta: float, n_weights: int
+) -> tuple[float, float]:
+    """Scale of the noise of one release, and the mu that it is priced by; 0 for K-norm noise.
+
+    Raises
+    ------
+    GuaranteeError
+        If delta or epsilon is too small for so many numbers.
+    """
+    if kind == "k-norm":
+        return knorm_scale(sensitivity, epsilon, n_weights), 0.0
+    mu = gaussian_share(epsilon, delta, n_weights)
+    return gaussian_stddev(sensitivity, mu), mu
+
+
+def no_release(kind: str, n_weights: int) -> ReleaseNoise:
+    """The noise of a vector that no row moves: none."""
+    return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights, 0.0)
 
 
 def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: float) -> ReleaseNoise:
@@ -221,7 +260,9 @@ def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: 
     Source: privacy/README.md, "Gaussian noise" and "Floating point".
     """
     grid, calibrated = release_room(sensitivity, rounding, n_weights, "take fewer features or fewer rows")
-    noise = ReleaseNoise("gaussian", calibrated / mu * ROUND_UP, sensitivity, calibrated, grid, n_weights)
+    noise = ReleaseNoise(
+        "gaussian", gaussian_stddev(calibrated, mu), sensitivity, calibrated, grid, n_weights, mu
+    )
     return resolved(noise)
 
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import Schedule
+from pg_dpml.errors import GuaranteeError
+from pg_dpml.kernels import MAX_POISSON_STEPS
 from pg_dpml.privacy import gaussian, knorm, resolution
 from pg_dpml.privacy.accounting import bst14, subsampled
+from pg_dpml.privacy.noise.base import Recorded
+from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, releases_of
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -21,22 +23,16 @@ __all__ = [
     "calibrate_passes",
     "calibrate_poisson",
     "largest_batch",
-    "noise_growth",
-    "require_stable",
 ]
 
-_ULP = 2.0**-52
+
+ULP = 2.0**-52
 _UNLIKELY = 2.0**-30
 """Share of delta that is left to batches larger than `largest_batch`."""
 
-_GROWTH_POINTS = 4000
-
-_MOST_STEPS = 2**31 - 1
-"""Of a Poisson pass, as in udas/options.c."""
-
 
 @dataclass(frozen=True)
-class StepNoise:
+class StepNoise(Recorded):
     """The noise of all steps of a run.
 
     Attributes
@@ -70,6 +66,11 @@ class StepNoise:
         `sampling` with head room for the rounding of coins, as the accountant takes it.
     unlikely : float
         Share of delta that is left to Poisson batches larger than the rounding was bounded for.
+    mu : float
+        Of Gaussian noise in shuffled passes: that of all passes together, at most. Else 0.
+    accounted_multiplier : float
+        Of Poisson batches: standard deviation in units of the bound on one unit's share, as the accountant
+        takes it. Else 0.
     """
 
     kind: str
@@ -87,6 +88,8 @@ class StepNoise:
     score_stddev: float = 0.0
     accounted_sampling: float | None = None
     unlikely: float = 0.0
+    mu: float = 0.0
+    accounted_multiplier: float = 0.0
 
     damped: ClassVar[bool] = True
 
@@ -100,6 +103,26 @@ class StepNoise:
     def expected_norm(self) -> float:
         """Root mean square of the norm of the noise in the model, at most."""
         return self.score_stddev * math.sqrt(self.n_weights)
+
+    @property
+    def added_to(self) -> str:
+        """What the noise is added to, in words."""
+        return "every step's gradient"
+
+    def releases(self) -> GaussianRun | None:
+        """All steps together. Source: privacy/README.md, "Noise at every step" and "Poisson batches"."""
+        if self.kind != "gaussian" or self.scale == 0.0:
+            return None
+        if self.accounted_sampling is None:
+            return releases_of(self.mu, self.passes * self.n_weights)
+        numbers = self.steps * self.n_weights
+        return PoissonSteps(
+            self.accounted_multiplier,
+            self.accounted_sampling,
+            self.steps,
+            2.0 * resolution.sampler_mu(numbers),
+            resolution.sampler_delta(numbers) + self.unlikely,
+        )
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
@@ -142,7 +165,7 @@ class StepNoise:
 
 def _sum_rounding(rows: float, row_bound: float) -> float:
     """Rounding of two plain sums of so many gradients. Source: privacy/README.md, "Noise inside a pass"."""
-    return _ULP * rows * (rows + 8.0) * row_bound
+    return ULP * rows * (rows + 8.0) * row_bound
 
 
 def calibrate_passes(
@@ -197,14 +220,16 @@ def calibrate_passes(
     change = relation.gradient_change(bound)
     if steps == 0:
         return StepNoise(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, None, "exact", n_weights)
+    mu = 0.0
     if delta > 0.0:
-        ratio = gaussian.gaussian_stddev(math.sqrt(passes), epsilon, delta, passes * n_weights)
+        mu = gaussian.gaussian_share(epsilon, delta, passes * n_weights)
+        ratio = gaussian.gaussian_stddev(math.sqrt(passes), mu)
     else:
         ratio = knorm.knorm_scale(1.0, epsilon, n_weights, passes)
     rounding = _sum_rounding(batch_rows, row_bound)
     scale, calibrated, grid = resolution.step_room(kind, ratio, change, bound, rounding, n_weights)
     return StepNoise(
-        kind, scale, scale / bound, change, calibrated, grid, steps, passes, None, "exact", n_weights
+        kind, scale, scale / bound, change, calibrated, grid, steps, passes, None, "exact", n_weights, mu=mu
     )
 
 
@@ -319,10 +344,10 @@ def calibrate_poisson(
         )
     if steps == 0:
         return StepNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, sampling, "exact", n_weights), None
-    if steps > passes * _MOST_STEPS:
+    if steps > passes * MAX_POISSON_STEPS:
         raise GuaranteeError(
-            f"a pass of {steps // passes:,} steps is longer than {_MOST_STEPS:,}, the most that the server "
-            "takes: take a larger batch_size"
+            f"a pass of {steps // passes:,} steps is longer than {MAX_POISSON_STEPS:,}, the most that the "
+            "server takes: take a larger batch_size"
         )
     epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
     most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
@@ -346,6 +371,7 @@ def calibrate_poisson(
     noise = StepNoise(
         "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
         sampling, name, n_weights, accounted_sampling=q, unlikely=unlikely,
+        accounted_multiplier=scale / calibrated,
     )  # fmt: skip
     return noise, warning
 
@@ -371,84 +397,3 @@ def bst14_multipliers(
         "advanced": bst14.advanced_multiplier(*arguments),
         "pld": _pld(*arguments).noise_multiplier,
     }
-
-
-def noise_growth(
-    *,
-    schedule: Schedule,
-    steps: int,
-    lambda_: float,
-    momentum: float,
-    average_from: int,
-    batch_size: int,
-    radius: float,
-    sum_stddev: float,
-) -> float:
-    """Standard deviation of the released model's coordinates, by noise alone.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    steps : int
-        T >= 0.
-    lambda_ : float
-        L2 regulariser: it damps earlier noise.
-    momentum : float
-        In [0, 1): a step counts 1 / (1 - momentum) times.
-    average_from : int
-        First averaged step; 0 releases the last iterate.
-    batch_size : int
-        b >= 1.
-    radius : float
-        No coordinate gets beyond it; infinity for none.
-    sum_stddev : float
-        Of a coordinate of the noise on a batch's sum.
-
-    Notes
-    -----
-    With the weights A_t of "Sensitivity of any schedule", but rho_t = abs(1 - eta_t lambda):
-    sqrt(sum (eta_t A_t)^2) sum_stddev / b, over some thousand groups of steps.
-    """
-    if steps == 0:
-        return 0.0
-    if steps <= _GROWTH_POINTS:
-        edges = list(range(1, steps + 2))
-    else:  # fine at both ends: steps change at the first, damping at the last
-        ratio = math.log(steps + 1.0) / _GROWTH_POINTS
-        places = {round(math.exp(ratio * i)) for i in range(_GROWTH_POINTS)}
-        edges = sorted(places | {steps + 2 - place for place in places} | {steps + 1})
-    first = average_from or steps
-    weight, square = 0.0, 0.0
-    for low, high in zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True):
-        count = high - low
-        share = max(0, high - max(low, first)) / (count * (steps - first + 1))
-        step = schedule.step(low + count // 2) / (1.0 - momentum)
-        damping = abs(1.0 - step * lambda_)
-        middle = _repeat(0.5 * (count - 1), weight + share, damping, share)
-        moved = step * middle
-        square += count * (moved * moved)  # where ** 2 could overflow
-        weight = damping * _repeat(count - 1, weight + share, damping, share)
-    return min(math.sqrt(square) * sum_stddev / batch_size, radius)
-
-
-def _repeat(turns: float, value: float, factor: float, added: float) -> float:
-    """Where so many turns of value <- factor value + added lead."""
-    if factor == 1.0:
-        return value + turns * added
-    kept = math.pow(factor, turns)
-    return value * kept + added * (1.0 - kept) / (1.0 - factor)
-
-
-def require_stable(schedule: Schedule, lambda_: float) -> None:
-    """Refuse steps at which the regulariser itself would make the model grow without bound.
-
-    Raises
-    ------
-    SpecError
-        If a step is above 2 / lambda.
-    """
-    if schedule.kind != "strongly_convex" and schedule.step(1) * lambda_ > 2.0:
-        raise SpecError(
-            f"step_size = {schedule.step(1):g} is above 2/lambda = {2.0 / lambda_:g}, where every step "
-            "throws the model further out: take a smaller step_size"
-        )

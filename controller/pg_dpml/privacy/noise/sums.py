@@ -9,9 +9,8 @@ import numpy as np
 import scipy  # which imports its parts where they are used
 
 from pg_dpml.kernels import Noise
-from pg_dpml.privacy.gaussian import gaussian_stddev
-from pg_dpml.privacy.knorm import knorm_scale, smaller_kind
-from pg_dpml.privacy.noise.output import ReleaseNoise, release, resolved
+from pg_dpml.privacy.knorm import smaller_kind
+from pg_dpml.privacy.noise.output import ReleaseNoise, release, resolved, scale_and_mu
 
 __all__ = [
     "MOST_SUM",
@@ -50,11 +49,8 @@ def calibrate_sum(sensitivity: int, epsilon: float, delta: float, kind: str | No
     Source: privacy/README.md, "Scores and errors".
     """
     kind = kind or smaller_kind(epsilon, delta, 1)
-    if kind == "k-norm":
-        scale = knorm_scale(sensitivity, epsilon, 1)
-    else:
-        scale = gaussian_stddev(sensitivity, epsilon, delta, 1)
-    return resolved(ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1))
+    scale, mu = scale_and_mu(kind, sensitivity, epsilon, delta, 1)
+    return resolved(ReleaseNoise(kind, scale, sensitivity, sensitivity, 1.0, 1, mu))
 
 
 def noise_range(noise: ReleaseNoise, confidence: float) -> int:

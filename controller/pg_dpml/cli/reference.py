@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Pages of the documents that are made from the code: options, methods and commands.
+
+`python -m pg_dpml.cli.reference docs` writes them.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from pg_dpml import cli
+from pg_dpml.cli.framework import option_help
+from pg_dpml.errors import DpmlError
+from pg_dpml.training.method import Card, Method, method_options, methods
+from pg_dpml.training.options import shown_name
+
+__all__ = ["pages"]
+
+_MADE = "<!-- Made by python -m pg_dpml.cli.reference docs: change the code, not this page. -->"
+
+_ROWS = {
+    "theorem": "Theorem",
+    "sensitivity": "Sensitivity",
+    "checked": "Checked",
+    "charged": "Charged",
+    "post_processing": "Post-processing",
+    "corrected": "Corrected",
+}
+
+
+def pages() -> Mapping[str, str]:
+    """The text of every page that is made from the code, by its file name."""
+    made = {
+        "options.md": _options_page(),
+        "guarantees.md": _guarantees_page(),
+        "cli.md": _commands_page(),
+    }
+    return {name: "\n".join(map(_wrapped, lines)).rstrip() + "\n" for name, lines in made.items()}
+
+
+def _wrapped(line: str) -> str:
+    """Prose in lines of 120 characters; tables, headings and comments as they are."""
+    if line.startswith(("|", "#", "<")):
+        return line
+    return textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+    yield ""
+
+
+def _options_page() -> Iterator[str]:
+    yield from ("# Options of training", "", _MADE, "")
+    yield (
+        "Every option of `dpml train`, `dpml plan` and `TrainSpec`, of a grid file and of a request. A value "
+        "for a method that does not have the option is refused."
+    )
+    yield ""
+    for name, used_by in method_options().items():
+        shown = shown_name(name)
+        declared = next(iter(used_by.values()))
+        yield from (f"## {shown}", "", option_help(name), "")
+        flag = "" if isinstance(declared.default, bool) else f" {declared.domain.type.__name__.upper()}"
+        yield f"`--{shown.replace('_', '-')}{flag}`; methods: {', '.join(f'`{one}`' for one in used_by)}."
+        yield ""
+
+
+def _guarantees_page() -> Iterator[str]:
+    yield from ("# Guarantees of the methods", "", _MADE, "")
+    yield from _table(
+        ["method", "private", "what it does", "options"],
+        [
+            [
+                f"`{name}`",
+                "yes" if method.private else "no",
+                method.summary,
+                ", ".join(f"`{shown_name(one)}`" for one in method.options.declared()),
+            ]
+            for name, method in methods().items()
+        ],
+    )
+    yield (
+        "A card for each method: the theorem that it rests on, the conditions that are checked before a "
+        "charge, what is charged, and what was corrected against the publication. Notation and every rule: "
+        "[the rules of privacy](../controller/pg_dpml/privacy/README.md), whose section titles are in quotes."
+    )
+    yield ""
+    for name, method in methods().items():
+        for card in method.cards:
+            yield from _card(name, method, card)
+
+
+def _card(name: str, method: Method[Any], card: Card) -> Iterator[str]:
+    yield from (
+        f"## {name}{f', {card.title}' if card.title else ''}",
+        "",
+        f"{method.summary.capitalize()}.",
+        "",
+    )
+    yield from _table(
+        ["", ""], [[head, getattr(card, row)] for row, head in _ROWS.items() if getattr(card, row)]
+    )
+
+
+def _commands_page() -> Iterator[str]:
+    yield from ("# Commands", "", _MADE, "")
+    yield "Exit codes: 0 for success, 1 for a run that failed, and:"
+    yield ""
+    codes = sorted({error.exit_code: error for error in DpmlError.__subclasses__()}.items())
+    yield from _table(
+        ["code", "meaning"],
+        [[str(code), (error.__doc__ or "").partition("\n")[0]] for code, error in codes if code > 1],
+    )
+    root = typer.main.get_command(cli.app)
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        for below, own in getattr(command, "commands", {"": command}).items():
+            yield from _command(f"{name} {below}".strip(), own)
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    yield from (f"## dpml {name}", "", " ".join(str(command.help).split()), "")
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    rows = [[f"`{p.metavar or p.name.upper()}`", p.help or ""] for p in arguments]
+    rows += [[f"`{', '.join(p.opts)}`", " ".join((p.help or "").split())] for p in options]
+    yield from _table(["argument or option", "meaning"], rows)
+
+
+def write(folder: Path) -> None:
+    """Write the pages into a folder."""
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

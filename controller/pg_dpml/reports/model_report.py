@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Stored models for people and for programs."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pg_dpml.ledger.models import Model
+from pg_dpml.names import shown, visible
+from pg_dpml.reports.words import (
+    SHOWN,
+    WHITENED,
+    aligned_lines,
+    guarantee_of,
+    guarantee_text,
+    passes_text,
+    size_text,
+    stored_text,
+)
+from pg_dpml.runs.candidates import setting_text
+
+__all__ = [
+    "Coefficient",
+    "coefficients",
+    "grants_text",
+    "model_record",
+    "model_text",
+    "models_record",
+    "models_text",
+    "noise_bound",
+]
+
+
+class Coefficient(NamedTuple):
+    """One feature of a model."""
+
+    name: str
+    weights: list[float]
+    """One for each row of scores."""
+    noise: float | None
+    """Standard deviation of the noise in each weight; None for a model without noise."""
+
+
+def _noise(model: Model) -> Sequence[float | None]:
+    """Standard deviations of the noise, by feature.
+
+    With a whitening P the noise is in w', for the whitened rows: the weights w = P w' carry it times
+    the norms of the rows of P.
+    """
+    noise = model.privacy.get("noise")
+    if noise is None:
+        return [None] * model.n_features
+    if model.whitening is None:
+        return [float(noise["score_stddev"])] * model.n_features
+    return [float(noise["score_stddev"] * np.linalg.norm(row)) for row in model.whitening]
+
+
+def noise_bound(model: Model) -> str:
+    """Words before the noise: it is a bound where later steps damp it, by how much nobody computes."""
+    return "at most " if (model.privacy.get("noise") or {}).get("damped") else ""
+
+
+def coefficients(model: Model) -> list[Coefficient]:
+    """Features, their weights and the noise in these, the largest norm of weights first."""
+    names = model.training.get("features") or [f"feature {i + 1}" for i in range(model.n_features)]
+    found = [Coefficient(*one) for one in zip(names, model.matrix.T.tolist(), _noise(model), strict=True)]
+    return sorted(found, key=lambda one: -math.hypot(*one.weights))
+
+
+def model_record(model: Model) -> dict[str, Any]:
+    """Everything about a model as a JSON-ready mapping: enough to predict elsewhere.
+
+    Version 2 of the format added `whitening`, which a reader must heed: where it is not null, a
+    score is divided by the norm of the matrix times the row.
+    """
+    return {
+        "format": "pg_dpml model, version 2",
+        "name": model.name,
+        "private": model.private,
+        "guarantee": guarantee_text(guarantee_of(model)),
+        "task": model.task,
+        "method": model.method,
+        "loss": model.loss,
+        "classes": model.classes,
+        "features": model.training.get("features"),
+        "weights": model.matrix.tolist(),
+        "whitening": None if model.whitening is None else model.whitening.tolist(),
+        "encoder": model.encoder,
+        "privacy": model.privacy,
+        "training": model.training,
+        "charge": model.charge,
+        "created_at": None if model.created_at is None else model.created_at.isoformat(),
+        "owner": model.owner,
+        "granted_to": list(model.granted_to),
+    }
+
+
+def model_text(model: Model) -> str:
+    """A model as a few lines of text: guarantee, origin, coefficients."""
+    training = model.training
+    lines = [
+        f"Model       {shown(model.name)}: {model.task}, loss {model.loss}, method {model.method}",
+        f"Trained on  {visible(str(training.get('table_name')))}, {_size_text(model)}, "
+        + passes_text(training.get("passes")),
+        f"Stored      {stored_text(model)} by {shown(model.owner or '')}"
+        + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
+        f"Guarantee   {guarantee_text(guarantee_of(model))}",
+    ]
+    if "tuning" in training:
+        tuning = training["tuning"]
+        where = (
+            f"on public table {visible(tuning['public_table'])}" if "public_table" in tuning else "privately"
+        )
+        chosen = f"{setting_text(tuning['chosen'])}, of {len(tuning['candidates'])} candidates"
+        lines.insert(2, f"Tuned       {where}: {chosen}")
+    if model.classes is not None:
+        lines.insert(1, f"Classes     {', '.join(map(shown, model.classes))}")
+    if model.granted_to:
+        lines.append(f"Granted to  {', '.join(map(shown, model.granted_to))}")
+    if model.whitening is not None:
+        lines.append(f"Scores      {WHITENED}")
+    filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
+    return "\n".join([*filled, *_coefficient_lines(model)])
+
+
+def _size_text(model: Model) -> str:
+    privacy = model.privacy
+    return size_text(model.training.get("n_units", 0), privacy.get("unit"), privacy.get("max_rows_per_unit"))
+
+
+def grants_text(model: Model) -> str:
+    """Who may see and apply a model."""
+    others = (
+        f", granted to {', '.join(map(shown, model.granted_to))}"
+        if model.granted_to
+        else ", granted to nobody"
+    )
+    return f"Model {shown(model.name)} belongs to {shown(model.owner or '')}{others}"
+
+
+def _coefficient_lines(model: Model) -> list[str]:
+    found = coefficients(model)
+    largest = found[:SHOWN]
+    lines = [f"{'Largest c' if len(found) > SHOWN else 'C'}oefficients"]
+    by_feature = found[0].noise is not None and model.whitening is not None
+    if by_feature:
+        bound = "a bound on " if noise_bound(model) else ""
+        lines[0] += (
+            f" and {bound}the standard deviation of the noise in each; ~ marks what is within two of it"
+        )
+    elif found[0].noise is not None:
+        lines[0] += (
+            f"; the noise in each has standard deviation {noise_bound(model)}{found[0].noise:.3g}, "
+            "and ~ marks what is within two of it"
+        )
+    width = max(len(visible(one.name)) for one in largest)
+    for name, weights, noise in largest:
+        k = max(range(len(weights)), key=lambda i: abs(weights[i]))
+        mark = "~" if noise is not None and abs(weights[k]) < 2.0 * noise else " "
+        beside = f" {noise:>9.3g}" if by_feature else ""
+        of_class = (
+            f"  for {shown(model.classes[k])}" if model.classes is not None and len(weights) > 1 else ""
+        )
+        lines.append(f"  {visible(name):<{width}} {weights[k]:>+10.4f}{beside} {mark}{of_class}".rstrip())
+    return lines
+
+
+def models_record(models: Sequence[Model]) -> dict[str, Any]:
+    """A list of models as a JSON-ready mapping."""
+    keys = ("name", "private", "task", "method", "loss", "n_features", "charge", "owner", "granted_to")
+    return {
+        "models": [
+            {key: getattr(model, key) for key in keys}
+            | {key: model.privacy.get(key) for key in ("epsilon", "delta", "relation", "unit")}
+            | {"table_name": model.training.get("table_name"), "n_units": model.training.get("n_units")}
+            | {"created_at": None if model.created_at is None else model.created_at.isoformat()}
+            for model in models
+        ]
+    }
+
+
+def models_text(models: Sequence[Model]) -> str:
+    """A list of models, a line each."""
+    if not models:
+        return "No models yet: dpml train SPEC --epsilon E --name NAME makes one."
+    rows = [("MODEL", "TASK", "METHOD", "EPSILON", "DELTA", "TRAINED ON", "UNITS", "STORED")]
+    for model in models:
+        guarantee = guarantee_of(model)
+        privacy = ("NOT PRIVATE", "")
+        if guarantee is not None:
+            privacy = (f"{guarantee.epsilon:g}", f"{guarantee.delta:.3g}")
+        unit = model.privacy.get("unit")
+        size = f"{model.training.get('n_units', 0):,}" + (f" of {shown(unit)}" if unit else "")
+        origin = (visible(str(model.training.get("table_name"))), size)
+        rows.append((shown(model.name), model.task, model.method, *privacy, *origin, stored_text(model)))
+    return "\n".join(aligned_lines(rows))

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Words that all reports share: the guarantee, the unit, the passes; and lines of even width."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from pg_dpml.ledger.models import Model
+from pg_dpml.ledger.records import PrivacyRecord
+from pg_dpml.names import shown
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.meaning import belief_text, odds_factor, protected
+
+__all__ = [
+    "NOT_PRIVATE",
+    "SHOWN",
+    "WHITENED",
+    "aligned_lines",
+    "filled_lines",
+    "guarantee_of",
+    "guarantee_text",
+    "neighbours_text",
+    "passes_text",
+    "promise_lines",
+    "size_text",
+    "stored_text",
+    "unit_text",
+]
+
+
+NOT_PRIVATE = "NOT PRIVATE: for comparison only; do not publish this model or its figures."
+WHITENED = (
+    "each is divided by the length of the row after the model's whitening matrix: probabilities and "
+    "predicted values depend on that, predicted classes do not, and coefficients compare as in any linear "
+    "model."
+)
+"""Of the scores of a model with a whitening, in plain words."""
+
+SHOWN = 30
+"""Coefficients and confusions shown as text; JSON has all."""
+
+
+def guarantee_of(model: Model) -> Guarantee | None:
+    """The guarantee that a stored model was released with."""
+    if not model.private:
+        return None
+    return PrivacyRecord.from_json(model.privacy).guarantee
+
+
+def unit_text(guarantee: Guarantee) -> str:
+    """What a row stands for, where it is not one row."""
+    if guarantee.unit is None:
+        return ""
+    return (
+        f" A row here stands for all rows with the same {shown(guarantee.unit)}, of which at most "
+        f"{guarantee.max_rows_per_unit} are used; which rows these are is public."
+    )
+
+
+def size_text(n_units: int, unit: str | None, max_rows_per_unit: int | None = None) -> str:
+    """How large a table is: rows, or units of privacy of so many rows."""
+    if unit is None:
+        return "1 row" if n_units == 1 else f"{n_units:,} rows"
+    many = "1 unit" if n_units == 1 else f"{n_units:,} units"
+    rows = "" if max_rows_per_unit is None else f", at most {max_rows_per_unit} rows of each"
+    return f"{many} of {shown(unit)}{rows}"
+
+
+def guarantee_text(guarantee: Guarantee | None) -> str:
+    """The guarantee in plain words."""
+    if guarantee is None:
+        return NOT_PRIVATE
+    return (
+        f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy: whatever else an attacker "
+        f"knows, the released model changes the odds of any claim about one row by at most a factor "
+        f"e^{guarantee.epsilon:g} = {odds_factor(guarantee.epsilon)}, except with probability "
+        f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {neighbours_text(guarantee)}"
+    )
+
+
+def neighbours_text(guarantee: Guarantee) -> str:
+    """Which tables the guarantee holds between, and what is public in both."""
+    return (
+        f"{guarantee.relation.meaning}.{unit_text(guarantee)} "
+        "Public: the table's and columns' names, bounds, levels, the number of rows, the training settings."
+    )
+
+
+def promise_lines(guarantee: Guarantee | None) -> list[tuple[str, str]]:
+    """The guarantee for who reads no further: what it is called, and what it means for a person."""
+    if guarantee is None:
+        return [("Guarantee", NOT_PRIVATE)]
+    name = f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of {protected(guarantee)}"
+    return [("Guarantee", name), ("Meaning", belief_text(guarantee))]
+
+
+def filled_lines(found: Sequence[tuple[str, str]]) -> list[str]:
+    """Headings and texts as lines of at most 100 characters, a number and its % on one line."""
+    lines = (f"{heading:<12}{text}".replace(" %", "\u00a0%") for heading, text in found)
+    return [textwrap.fill(line, 100, subsequent_indent=" " * 12).replace("\u00a0", " ") for line in lines]
+
+
+def aligned_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, their cells in columns; a last cell may be as long as it likes."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def passes_text(passes: int | None) -> str:
+    """Passes taken, in words; None is for a number that depends on the rows of a private run."""
+    if passes is None:
+        return "certified minimiser"
+    return "1 pass" if passes == 1 else f"{passes} passes"
+
+
+def stored_text(model: Model) -> str:
+    """When a model was stored; empty for one that was not."""
+    return "" if model.created_at is None else f"{model.created_at:%Y-%m-%d %H:%M %Z}"

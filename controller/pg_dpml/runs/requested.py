@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Privacy and training of a request, from somebody who is not trusted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields
+from decimal import Decimal
+
+from pg_dpml.errors import SpecError
+
+if sys.version_info >= (3, 11):
+    pass
+else:
+    pass
+from pg_dpml.runs.grid import train_options
+from pg_dpml.spec.checks import as_table, require_known
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training.spec import TrainSpec
+
+__all__ = [
+    "read_options",
+]
+
+
+def read_options(text: str, max_epsilon: Decimal) -> tuple[PrivacySpec, TrainSpec]:
+    """Privacy and training of a request: a JSON object of somebody who is not trusted.
+
+    Parameters
+    ----------
+    text : str
+        {"privacy": {"epsilon": ..., ...}, "training": {"method": ..., ...}}, named as in a grid file.
+    max_epsilon : Decimal
+        Largest epsilon of a request.
+
+    Returns
+    -------
+    PrivacySpec, TrainSpec
+
+    Raises
+    ------
+    SpecError
+        If it is anything else, or the method is not private.
+    """
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):  # also for numbers of thousands of digits
+        raise SpecError("options must be a JSON object of ordinary numbers and words") from None
+    require_known(as_table(given, "options"), ("privacy", "training"), "options")
+    privacy = as_table(given.get("privacy", {}), "privacy")
+    require_known(privacy, [f.name for f in fields(PrivacySpec)], "privacy")
+    if "epsilon" not in privacy:
+        raise SpecError('options must have an epsilon, such as {"privacy": {"epsilon": 0.1}}')
+    if type(privacy["epsilon"]) in (int, float):
+        epsilon = Decimal(repr(privacy["epsilon"]))
+        if max_epsilon < epsilon < Decimal("1e300"):  # else it is refused below, as no number for a computer
+            raise SpecError(f"epsilon must be at most {max_epsilon:.12g} a request, not {epsilon:.12g}")
+    training = TrainSpec(**train_options(as_table(given.get("training", {}), "training"), "training"))
+    if not training.chosen.private:
+        raise SpecError(f"method {training.method} is not private, and no model of it can be requested")
+    return PrivacySpec(**privacy), training

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The minimiser of the regularised loss over packed rows, certified by the norm of its gradient.
+
+F(w) = (1/n) sum of the rows' losses + lambda/2 ||w||^2, n units of privacy. With
+||grad F(w)|| <= tau the answer lies within tau / lambda of the one minimiser,
+whatever the rows and however it was found.
+Source: privacy/README.md, "Certified minimiser".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pg_dpml.errors import GuaranteeError
+from pg_dpml.kernels import FOLD_ROWS, MAX_GRAM_FEATURES, FloatArray, Loss
+from pg_dpml.training.job import Job
+from pg_dpml.training.losses import loss_options
+from pg_dpml.training.minimise import Goal, minimise
+from pg_dpml.training.plan import Problem
+
+__all__ = ["Certified", "Objective", "make_certified"]
+
+SMALLEST_GOAL = 1e-140
+"""Of a gradient's norm, whose square float64 still tells from zero."""
+
+DEFAULT_SHARE = 0.01
+"""tau = 0.01 D / n makes the noise 2 % larger than the exact minimiser would need."""
+
+PLAIN_ROWS = 2 * FOLD_ROWS
+"""Most rows between two compensated additions of dpml.gradient: twice DPML_FOLD_ROWS of kernels/sums.h."""
+
+MOST_FEATURES_OF_HESSIAN = MAX_GRAM_FEATURES
+"""Limit of dpml.gram."""
+
+_ULP = 2.0**-52
+_NORM_ROUNDING = 2.0**-20
+"""Far above the rounding of a norm of up to 2^31 numbers."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """F of one run, by full passes.
+
+    Attributes
+    ----------
+    loss : Loss
+    lambda_ : float
+        In [0, inf).
+    max_rows_per_unit : int
+        m: the losses are divided by the number of units, each of up to m rows.
+    """
+
+    loss: Loss
+    lambda_: float
+    max_rows_per_unit: int
+
+    @property
+    def smoothness(self) -> float:
+        """Bound on the Hessian, m beta + lambda."""
+        return self.max_rows_per_unit * self.loss.smoothness + self.lambda_
+
+    @property
+    def largest_minimiser(self) -> float:
+        """Bound on the norm of the minimiser, for rows of norm at most 1 and numbers to predict in [-1, 1].
+
+        lambda ||w*|| = ||mean gradient|| <= m L, and lambda/2 ||w*||^2 <= F(w*) <= F(0).
+        """
+        if self.lambda_ == 0.0:
+            return math.inf
+        at_zero = (
+            math.log(self.loss.n_classes)
+            if self.loss.kind == "softmax"
+            else self.loss.n_classes * self.loss.value(0.0, 1.0)
+        )
+        return min(
+            self.max_rows_per_unit * self.loss.lipschitz / self.lambda_,
+            math.sqrt(2.0 * self.max_rows_per_unit * at_zero / self.lambda_),
+        )
+
+    def rounding(self, norm: float, n_features: int) -> float:
+        """Bound on the error of a gradient computed at weights of at most a norm.
+
+        Parameters
+        ----------
+        norm : float
+            W, in [0, inf).
+        n_features : int
+            d, >= 1.
+
+        Returns
+        -------
+        float
+            fp = 2^-52 [m beta ((d + K + 8) W + 4 (1 + h)) + m L (2048 + K + 32) + 16 (m beta + lambda) W],
+            the term 4 (1 + h) for the Huber SVM only.
+
+        Notes
+        -----
+        Source: privacy/README.md, "Certified minimiser".
+        """
+        n_classes, m = self.loss.n_classes, self.max_rows_per_unit
+        bend = 4.0 * (1.0 + self.loss.huber_h) if self.loss.kind == "huber_svm" else 0.0
+        scores = (n_features + n_classes + 8) * norm + bend
+        return _ULP * (
+            m * self.loss.smoothness * scores
+            + m * self.loss.lipschitz * (PLAIN_ROWS + n_classes + 32)
+            + 16.0 * self.smoothness * norm
+        )
+
+    def record(self, n_units: int) -> dict[str, Any]:
+        """Loss, lambda and what the losses are divided by, as a JSON-ready mapping."""
+        more: dict[str, Any] = {"lambda": self.lambda_, "rows": n_units}
+        if self.max_rows_per_unit > 1:
+            more["max_rows_per_unit"] = self.max_rows_per_unit
+        return loss_options(self.loss) | more
+
+    def minimise(self, job: Job, goal: Goal) -> tuple[FloatArray, int]:
+        """Minimise over the job's packed rows, from zero; un-noised weights travel by COPY.
+
+        Returns
+        -------
+        weights : ndarray of shape (n_weights,)
+            Un-noised.
+        passes : int
+            Passes taken.
+        """
+        problem = job.plan.problem
+        zero = np.zeros(problem.n_weights)
+        if problem.n_units == 0:
+            return zero, 0
+        options = loss_options(self.loss)
+        only_gradient = options | {"losses": False}
+
+        def gradient(weights: FloatArray) -> FloatArray:
+            sums = job.blocks.gradient(weights, only_gradient)
+            assert sums.gradient is not None  # there are rows
+            job.require_all(sums.rows)
+            return sums.gradient / problem.n_units + self.lambda_ * weights
+
+        def hessian(weights: FloatArray) -> FloatArray:
+            mean = job.blocks.hessian(weights, options) / problem.n_units
+            return mean + self.lambda_ * np.eye(len(weights))
+
+        job.report("minimise", 0, 1)  # no count on the way: it depends on the rows
+        with np.errstate(all="ignore"):  # so would a warning
+            found = minimise(
+                gradient,
+                zero,
+                goal,
+                convexity=self.lambda_,
+                smoothness=self.smoothness,
+                hessian=hessian if self._has_hessian(problem) else None,
+            )
+        job.report("minimise", 1, 1)
+        return found
+
+    def _has_hessian(self, problem: Problem) -> bool:
+        return self.loss.n_classes == 1 and problem.n_features <= MOST_FEATURES_OF_HESSIAN
+
+
+@dataclass(frozen=True)
+class Certified:
+    """Passes until the gradient is certified to be small; how many depends on the rows, so nobody is told.
+
+    Attributes
+    ----------
+    objective : Objective
+        With lambda > 0.
+    gradient_norm : float
+        tau: bound on the norm of the exact gradient at the answer.
+    rounding : float
+        fp: of a gradient computed at the answer.
+    radius : float
+        W: bound on the norm of the answer.
+    """
+
+    objective: Objective
+    gradient_norm: float
+    rounding: float
+    radius: float
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that is minimised."""
+        return self.objective.loss
+
+    @property
+    def passes(self) -> None:
+        """Not fixed beforehand, and never shown."""
+        return None
+
+    @property
+    def goal(self) -> Goal:
+        """The certificate: computed norm + fp <= tau."""
+        return Goal((self.gradient_norm - self.rounding) * (1.0 - _NORM_ROUNDING), self.radius)
+
+    def sensitivity(self, gradient_change: float, n_units: int) -> float:
+        """L2 sensitivity of the answer, D / (lambda n) + 2 tau / lambda.
+
+        Parameters
+        ----------
+        gradient_change : float
+            D of one unit of privacy.
+        n_units : int
+            n > 0, units of privacy.
+
+        Notes
+        -----
+        Source: privacy/README.md, "Certified minimiser".
+        """
+        return (gradient_change / n_units + 2.0 * self.gradient_norm) / self.objective.lambda_
+
+    def record(self, n_units: int) -> dict[str, Any]:
+        """Everything that fixes the answer, as a JSON-ready mapping of public numbers."""
+        return {
+            "solver": "certified",
+            "options": self.objective.record(n_units),
+            "gradient_norm": self.gradient_norm,
+        }
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the passes."""
+        return (
+            (
+                "Passes",
+                f"until the norm of the gradient is certified to be at most {self.gradient_norm:.3g}, which "
+                "every table reaches; how many that takes depends on the rows and is not told",
+            ),
+            ("Solver", f"certified minimiser of the mean loss + {self.objective.lambda_:g}/2 ||w||^2"),
+        )
+
+
+def make_certified(problem: Problem, objective: Objective, gradient_change: float) -> Certified:
+    """Fix the certificate of a private run from public numbers.
+
+    Parameters
+    ----------
+    problem : Problem
+    objective : Objective
+        With lambda > 0.
+    gradient_change : float
+        D of one unit of privacy.
+
+    Returns
+    -------
+    Certified
+
+    Raises
+    ------
+    GuaranteeError
+        If lambda is so small that rounding alone could keep a gradient from being small.
+
+    Notes
+    -----
+    tau = 0.01 D / n, or 4 (1 + sqrt kappa) fp where that is more, kappa = (m beta + lambda) / lambda:
+    what the last method of `minimise` reaches for every table. W = ||w*|| + tau / lambda, so that fp
+    is linear in tau.
+    Source: privacy/README.md, "Certified minimiser".
+    """
+    lambda_ = objective.lambda_
+    head_room = 4.0 * (1.0 + math.sqrt(objective.smoothness / lambda_))
+    largest = objective.largest_minimiser
+    at_largest = head_room * objective.rounding(largest, problem.n_features)
+    by_tau = head_room * (
+        objective.rounding(1.0, problem.n_features) - objective.rounding(0.0, problem.n_features)
+    )
+    if by_tau > 0.5 * lambda_:
+        raise GuaranteeError(
+            f"lambda = {lambda_:g} is too small for a certified minimiser in float64: take a larger lambda, "
+            "or solver = sgd"
+        )
+    n_units = max(problem.n_units, 1)
+    tau = max(DEFAULT_SHARE * gradient_change / n_units, at_largest / (1.0 - by_tau / lambda_))
+    if tau < SMALLEST_GOAL:
+        raise GuaranteeError(
+            f"a gradient of norm {tau:.1e} cannot be certified in float64, whose squares vanish: "
+            "take a larger clip"
+        )
+    radius = largest + tau / lambda_
+    return Certified(objective, tau, objective.rounding(radius, problem.n_features), radius)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The loss of a run, chosen by its task and clipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pg_dpml.errors import SpecError
+from pg_dpml.kernels import Loss
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.shared_options import ClippedOptions, LossOptions
+
+__all__ = [
+    "choose_clipped_loss",
+    "choose_loss",
+    "loss_options",
+]
+
+
+LOSS_OF_TASK = {
+    "binary": ("logistic", "huber_svm"),
+    "multiclass": ("softmax", "logistic", "huber_svm"),
+    "regression": ("squared",),
+}
+"""Losses of each task, the default first."""
+
+
+def choose_loss(
+    problem: Problem, options: LossOptions, default_clips: Mapping[str, float], clip: float | None = None
+) -> Loss:
+    """The loss of a run, its derivative clipped at `clip`, or by default as `default_clips` says (else not).
+
+    Raises
+    ------
+    SpecError
+        If the loss does not fit the task, or softmax is given a clip.
+    """
+    allowed = LOSS_OF_TASK[problem.task]
+    kind = options.loss or allowed[0]
+    if kind not in allowed:
+        raise SpecError(f"loss for a {problem.task} label must be {' or '.join(allowed)}, not {kind}")
+    if kind != "huber_svm" and "huber_h" in options.given():
+        raise SpecError(f"huber_h does not go with loss = {kind}: leave it out, or take loss = huber_svm")
+    if kind == "softmax":
+        if clip is not None:
+            raise SpecError("clip does not go with loss = softmax: leave it out")
+        return Loss(kind, n_classes=problem.n_outputs)
+    clip = clip or default_clips.get(kind, math.inf)
+    return Loss(kind, n_classes=problem.n_outputs, huber_h=options.huber_h, clip=clip)
+
+
+def choose_clipped_loss(
+    problem: Problem, options: ClippedOptions, default_clips: Mapping[str, float], softmax_clip: float
+) -> tuple[Loss, float]:
+    """The loss of a method that adds noise to gradients, and its clip of a row's derivatives in all scores.
+
+    Parameters
+    ----------
+    problem : Problem
+    options : ClippedOptions
+        Its clip is that of softmax's derivatives, or of the one derivative of another loss.
+    default_clips : mapping
+        As in `choose_loss`.
+    softmax_clip : float
+        Default bound on the norm of softmax's derivatives; infinity for none.
+
+    Returns
+    -------
+    Loss
+    float
+        Bound on the norm of a row's derivatives; infinity for none beyond the loss's own.
+
+    Raises
+    ------
+    SpecError
+        If the loss does not fit the task.
+    """
+    softmax = (options.loss or LOSS_OF_TASK[problem.task][0]) == "softmax"
+    loss = choose_loss(problem, options, default_clips, None if softmax else options.clip)
+    return loss, (options.clip or softmax_clip) if softmax else math.inf
+
+
+def loss_options(loss: Loss) -> dict[str, Any]:
+    """A loss as options of an aggregate."""
+    options: dict[str, Any] = {"loss": loss.kind}
+    if loss.n_classes > 1:
+        options["classes"] = loss.n_classes
+    if loss.kind == "huber_svm":
+        options["huber_h"] = loss.huber_h
+    if math.isfinite(loss.clip):
+        options["clip"] = loss.clip
+    return options

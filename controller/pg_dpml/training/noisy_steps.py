@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Steps that each carry noise: what all methods of that kind share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pg_dpml.blocks.packing import unit_fits_block
+from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.kernels import Loss
+from pg_dpml.privacy.noise import growth
+from pg_dpml.privacy.noise import steps as step_noise
+from pg_dpml.privacy.noise.steps import StepNoise
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training import shared_options
+from pg_dpml.training.job import Job, Result
+from pg_dpml.training.losses import choose_clipped_loss
+from pg_dpml.training.plan import Plan, Problem, privacy_warnings
+from pg_dpml.training.sgd import Sgd, run_passes
+from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
+
+__all__ = [
+    "Clipped",
+    "NoisyOptions",
+    "NoisyStepsPlan",
+    "clipped_loss",
+    "plan_of",
+    "poisson_noise",
+    "refuse_unused_step_size",
+    "refuse_unused_tail",
+    "require_batch_size",
+    "require_schedule",
+    "sampling_of",
+]
+
+WARN_SCORE_NOISE = 2.0
+"""Noise in a score above which a model says little: logits of real models are a few units."""
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """A loss and what its gradients are bounded by."""
+
+    loss: Loss
+    gradient_clip: float
+    row_bound: float
+    bound: float
+    """Of the gradients of all rows of a unit. Source: privacy/README.md, "Unit of privacy"."""
+
+
+@dataclass(frozen=True)
+class NoisyOptions(RegularisedOptions):
+    """What the steps of all methods here have."""
+
+    passes: int | None = shared_options.passes("10")
+    batch_size: int | None = shared_options.batch_size()
+    radius: float | None = shared_options.radius()
+    average: str | None = shared_options.average()
+    tail: float | None = shared_options.tail()
+
+
+@dataclass(frozen=True)
+class NoisyStepsPlan(Plan):
+    """Steps that each carry noise."""
+
+    work: Sgd
+    noise: StepNoise
+
+    def run(self, job: Job) -> Result:
+        """Take the steps on the packed rows; what the server returns carries its noise."""
+        return Result(*run_passes(job, self.work))
+
+
+def clipped_loss(
+    problem: Problem, options: ClippedOptions, clips: Mapping[str, float], softmax_clip: float = math.inf
+) -> Clipped:
+    """The loss of a run and the bounds on its gradients."""
+    loss, gradient_clip = choose_clipped_loss(problem, options, clips, softmax_clip)
+    row_bound = min(loss.lipschitz, gradient_clip)
+    return Clipped(loss, gradient_clip, row_bound, problem.max_rows_per_unit * row_bound)
+
+
+def require_schedule(method: str, schedule: str | None) -> None:
+    """Refuse a schedule that is for capped steps."""
+    if schedule not in (None, "constant", "inverse_sqrt", "strongly_convex"):
+        raise SpecError(
+            f"schedule of {method} must be constant, inverse_sqrt or strongly_convex, not "
+            f"{schedule}: the others are for steps that are capped"
+        )
+
+
+def require_batch_size(problem: Problem, batch_size: int | None) -> None:
+    """Refuse more units in a batch than there are."""
+    if batch_size is not None and batch_size > max(problem.n_units, 1):
+        raise SpecError(
+            f"batch_size must be at most the number of {'units' if problem.unit else 'rows'}, "
+            f"{problem.n_units:,}, not {batch_size:,}"
+        )
+
+
+def refuse_unused_tail(tail: float | None, average: str) -> None:
+    """Refuse a tail that the average does not use: it would change nothing."""
+    if tail is not None and average != "tail":
+        raise SpecError(
+            f"tail belongs to average = tail, not to {average}: leave tail out, or give average = tail"
+        )
+
+
+def refuse_unused_step_size(step_size: float | None, schedule: str) -> None:
+    """Refuse a step size that the schedule does not use: it would change nothing."""
+    if step_size is not None and schedule == "strongly_convex":
+        raise SpecError(
+            "step_size belongs to schedule constant or inverse_sqrt: steps of strongly_convex are "
+            "1/(lambda t); leave step_size out, or give schedule"
+        )
+
+
+def poisson_noise(
+    problem: Problem,
+    privacy: PrivacySpec,
+    clipped: Clipped,
+    batch_size: int,
+    passes: int,
+    accountant: str = "pld",
+) -> tuple[StepNoise, str | None]:
+    """Noise of every step over Poisson batches, and a warning of the accountant."""
+    if not unit_fits_block(problem.max_rows_per_unit, problem.n_features):
+        raise GuaranteeError(
+            f"Poisson batches need a unit's rows in one block, and {problem.max_rows_per_unit:,} rows of "
+            f"{problem.n_features:,} features are too long for one: take a smaller max_rows_per_unit"
+        )
+    return step_noise.calibrate_poisson(
+        bound=clipped.bound,
+        relation=privacy.relation,
+        passes=passes,
+        steps=passes * math.ceil(problem.n_units / batch_size),
+        sampling=sampling_of(problem, batch_size),
+        n_units=problem.n_units,
+        max_rows_per_unit=problem.max_rows_per_unit,
+        row_bound=clipped.row_bound,
+        n_weights=problem.n_weights,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta_for(problem.n_units),
+        accountant=accountant,
+    )
+
+
+def sampling_of(problem: Problem, batch_size: int) -> float:
+    """Probability q = min(1, b/n). Source: privacy/README.md, "Poisson batches"."""
+    return min(1.0, batch_size / max(problem.n_units, 1))
+
+
+def plan_of(
+    method: str,
+    problem: Problem,
+    privacy: PrivacySpec,
+    clipped: Clipped,
+    sgd: Sgd,
+    noise: StepNoise,
+    delta: float,
+    warning: str | None,
+) -> NoisyStepsPlan:
+    """The plan of steps with their noise; delta is the one reported."""
+    growth.require_stable(sgd.schedule, sgd.lambda_)
+    sgd = replace(
+        sgd,
+        gradient_clip=clipped.gradient_clip,
+        noise=noise.kind if noise.scale > 0.0 else None,
+        noise_scale=noise.scale,
+        sampling=noise.sampling,
+    )
+    noise = replace(
+        noise,
+        score_stddev=growth.noise_growth(
+            schedule=sgd.schedule,
+            steps=noise.steps,
+            lambda_=sgd.lambda_,
+            momentum=sgd.momentum,
+            average_from=sgd.average_from,
+            batch_size=sgd.batch_size,
+            radius=sgd.radius,
+            sum_stddev=noise.sum_stddev,
+        ),
+    )
+    warnings = privacy_warnings(problem, privacy, delta)
+    if warning is not None:
+        warnings.append(warning)
+    if noise.score_stddev > WARN_SCORE_NOISE:
+        warnings.append(
+            f"the noise in a row's score has a standard deviation of up to {noise.score_stddev:.2g}, "
+            "as large as the scores of a good model: expect little accuracy; take a larger batch_size, "
+            "smaller steps or fewer passes"
+        )
+    return NoisyStepsPlan(method, problem, sgd, problem.guarantee(privacy, delta), noise, tuple(warnings))

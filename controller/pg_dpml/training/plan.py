@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What a run will do and what it will cost, fixed before any row is read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pg_dpml.kernels import Loss
+from pg_dpml.privacy.cost import Accounting
+from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.privacy.noise.base import RunNoise
+from pg_dpml.spec.privacy import PrivacySpec
+
+if TYPE_CHECKING:
+    from pg_dpml.training.job import Job, Result
+
+__all__ = [
+    "Plan",
+    "Problem",
+    "Work",
+    "privacy_warnings",
+]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The public numbers of a training problem.
+
+    Attributes
+    ----------
+    n_units : int
+        n, the size of the table, public; units, where a unit of privacy is declared.
+    n_features : int
+        d, the intercept included.
+    n_outputs : int
+        K, the number of classes, of a multiclass problem; else 1.
+    task : str
+        "binary", "multiclass" or "regression".
+    unit : str or None
+        Column whose equal values are one unit of privacy; None: every row is one.
+    max_rows_per_unit : int
+        Rows used of a unit, each of which may move a gradient by D.
+    budget : Accounting or None
+        How the budget adds up that a run is charged to; None: none, or the run is charged by its epsilon and
+        delta alone.
+    """
+
+    n_units: int
+    n_features: int
+    n_outputs: int
+    task: str
+    unit: str | None = None
+    max_rows_per_unit: int = 1
+    budget: Accounting | None = None
+
+    @property
+    def n_weights(self) -> int:
+        """Length of the weight vector."""
+        return self.n_outputs * self.n_features
+
+    def guarantee(self, privacy: PrivacySpec, delta: float) -> Guarantee:
+        """The guarantee that is asked for, with the delta that is reported."""
+        return Guarantee(privacy.epsilon, delta, privacy.relation, self.unit, self.max_rows_per_unit)
+
+
+class Work(Protocol):
+    """What the passes of a method do: options for the server, and lines for people."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that is minimised."""
+
+    @property
+    def passes(self) -> int | None:
+        """Passes over the packed rows; the most there can be, where a run may need fewer; None: not fixed."""
+
+    def record(self, n_units: int) -> dict[str, Any]:
+        """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the passes."""
+
+
+@dataclass(frozen=True)
+class Plan(ABC):
+    """One run, decided from public numbers alone; each method has plans of its own.
+
+    Attributes
+    ----------
+    method : str
+    problem : Problem
+    work : Work
+        Its passes.
+    guarantee : Guarantee or None
+        None stamps the run as not private.
+    noise : RunNoise or None
+    warnings : tuple of str
+    reason : str
+        A sentence on why these passes and this noise, where the method chose among several ways.
+    noise_reason : str
+        Which kind of noise it is and what that means for the budget, where the budget has a say.
+    """
+
+    method: str
+    problem: Problem
+    work: Work
+    guarantee: Guarantee | None
+    noise: RunNoise | None
+    warnings: tuple[str, ...] = ()
+    reason: str = ""
+    noise_reason: str = ""
+
+    @property
+    def private(self) -> bool:
+        """False for baselines."""
+        return self.guarantee is not None
+
+    @abstractmethod
+    def run(self, job: Job) -> Result:
+        """Take the passes on the packed rows and release the model."""
+
+
+def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> list[str]:
+    """What is said of a guarantee that promises little, and of an empty table."""
+    found = []
+    if problem.n_units == 0:
+        found.append("the table is empty: the model will be zero")
+    elif delta > 1.0 / problem.n_units:
+        found.append(
+            f"delta = {delta:.3g} is above 1/n = {1.0 / problem.n_units:.3g}: a mechanism that publishes one "
+            "whole row at random would pass; take delta well below 1/n"
+        )
+    if privacy.epsilon > 20.0:
+        found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
+    return found

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Options that several methods share: one domain, one sentence and one default each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pg_dpml.kernels import DEFAULT_HUBER_H
+from pg_dpml.training.options import HUGE, TINY, Choice, Flag, Options, Real, Whole, option
+
+__all__ = [
+    "ClippedOptions",
+    "LossOptions",
+    "RegularisedOptions",
+    "average",
+    "batch_size",
+    "exponent",
+    "fresh_order",
+    "loss",
+    "momentum",
+    "passes",
+    "radius",
+    "schedule",
+    "step_size",
+    "tail",
+]
+
+
+def loss() -> Any:
+    """Which loss is minimised."""
+    return option(
+        Choice(("logistic", "huber_svm", "squared", "softmax")),
+        "Loss that is minimised.",
+        "by the label: logistic for two classes, softmax for several, squared for a number",
+    )
+
+
+def passes(otherwise: str = "by method") -> Any:
+    """K."""
+    return option(Whole(10**6), "Passes over the rows.", otherwise)
+
+
+def batch_size() -> Any:
+    """B."""
+    return option(Whole(2**31 - 1), "Rows, or units of privacy, in a step.", "by method")
+
+
+def schedule() -> Any:
+    """Kind of the step sizes."""
+    kinds = ("constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt")
+    return option(Choice(kinds), "How the step size falls.", "by method and lambda")
+
+
+def step_size() -> Any:
+    """Length of a step."""
+    return option(
+        Real(TINY, HUGE),
+        "Step of constant and inverse_sqrt; capped by 1/(beta + lambda) where steps carry no noise.",
+        "by method",
+    )
+
+
+def momentum() -> Any:
+    """Share of the last step that is taken again."""
+    return option(Real(0.0, 1.0, below=True), "Share of the last step that is taken again.", "by method")
+
+
+def radius() -> Any:
+    """Radius of the ball that models are projected on."""
+    return option(Real(TINY, HUGE), "Keep the model in a ball of this radius.", "by method")
+
+
+def average() -> Any:
+    """Which iterates are released."""
+    return option(
+        Choice(("none", "all", "tail")),
+        "Release the last iterate, the mean of all, or the mean of the last --tail share.",
+        "tail in dp-gd and dp-sgd, else none",
+    )
+
+
+def tail() -> Any:
+    """Share of the iterates that are averaged."""
+    return option(Real(0.0, 1.0, above=True), "Share of the iterates that --average tail takes.", "by method")
+
+
+def fresh_order() -> Any:
+    """Whether the rows are shuffled before every pass."""
+    return option(Flag(), "Shuffle before every pass.", default=False)
+
+
+def exponent() -> Any:
+    """C of n^c."""
+    return option(Real(0.0, 1.0), "c of n^c in the decreasing schedules.", default=DEFAULT_HUBER_H)
+
+
+@dataclass(frozen=True)
+class LossOptions(Options):
+    """Which loss is minimised."""
+
+    loss: str | None = loss()
+    huber_h: float = option(
+        Real(1e-270, 1e270), "Half width of the bend of the Huber SVM.", default=DEFAULT_HUBER_H
+    )
+
+
+@dataclass(frozen=True)
+class ClippedOptions(LossOptions):
+    """Options of methods that bound the derivative of the loss."""
+
+    clip: float | None = option(
+        Real(0.0, HUGE, above=True),
+        "Bound on the derivative of the loss by the score; for softmax, in methods that add noise to "
+        "gradients, on the norm of a row's derivatives.",
+        "by method and loss",
+    )
+
+
+@dataclass(frozen=True)
+class RegularisedOptions(ClippedOptions):
+    """Options of methods with a regulariser."""
+
+    lambda_: float | None = option(
+        Real(0.0, 1e6), "L2 regulariser, on every coefficient and the intercept.", "0"
+    )

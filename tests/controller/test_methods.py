@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What every method is, whatever it does: its options, its card, its examples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pg_dpml.errors import SpecError
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training.method import method_options, methods, private_methods
+from pg_dpml.training.options import Choice, Domain, Flag, Whole, shown_name
+from pg_dpml.training.plan import Problem
+from pg_dpml.training.spec import TrainSpec
+from plans import decide
+
+METHODS = tuple(methods())
+PROBLEMS = {
+    "binary": Problem(30_000, 20, 1, "binary"),
+    "multiclass": Problem(30_000, 20, 4, "multiclass"),
+    "regression": Problem(30_000, 20, 1, "regression"),
+}
+
+
+def other_than_default(domain: Domain, default: object) -> Any:
+    """A value of a domain that is not the default."""
+    if isinstance(domain, Choice):
+        return domain.choices[-1]
+    if isinstance(domain, Flag):
+        return not default
+    return 3 if isinstance(domain, Whole) else 0.125
+
+
+def test_the_methods_are_these() -> None:
+    assert METHODS[0] == "auto"
+    assert set(METHODS) == {
+        *("auto", "bolt-on", "bst14", "dp-gd", "dp-sgd", "scs13", "sufficient-statistics", "whitened-dp-gd"),
+        *("lbfgs", "noiseless"),
+    }
+    assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", method_options())
+def test_an_option_that_a_method_does_not_use_is_refused(method: str, name: str) -> None:
+    declared = next(iter(method_options()[name].values()))
+    value = other_than_default(declared.domain, declared.default)
+    if method in method_options()[name]:
+        spec = TrainSpec(method, **{name: value})
+        assert spec.given() == {name: value}
+        assert spec.get(name) == value
+        return
+    public = shown_name(name)
+    with pytest.raises(SpecError, match=f"^{public} belongs to method .*not to {method}: leave"):
+        TrainSpec(method, **{name: value})
+
+
+@pytest.mark.parametrize("name", method_options())
+def test_an_option_has_one_domain_and_one_default_in_all_methods(name: str) -> None:
+    declared = list(method_options()[name].values())
+    assert len({one.domain for one in declared}) == 1
+    assert len({one.default for one in declared}) == 1
+    for one in declared:
+        assert one.help.endswith(".")
+        assert one.otherwise or one.default is not None
+
+
+@pytest.mark.parametrize("name", method_options())
+def test_a_value_outside_of_its_domain_is_refused_by_name(name: str) -> None:
+    method, declared = next(iter(method_options()[name].items()))
+    bad: list[Any] = ["no such word", [], {}, b"x"]
+    if not isinstance(declared.domain, Choice | Flag):
+        bad += [math.nan, math.inf, -1, True]
+    for value in bad:
+        with pytest.raises(SpecError, match=f"^{shown_name(name)} must be "):
+            TrainSpec(method, **{name: value})
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SpecError, match=r"there is no option pases.*passes"):
+        TrainSpec("bolt-on", pases=3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_says_what_it_is(method: str) -> None:
+    chosen = methods()[method]
+    assert chosen.summary
+    assert (len(chosen.cards) > 0) == (chosen.private and method != "auto")
+    for card in chosen.cards:
+        assert card.theorem
+        assert card.sensitivity
+        assert card.checked
+        assert card.charged
+        assert card.corrected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_examples_are_plans(method: str) -> None:
+    chosen = methods()[method]
+    assert chosen.examples
+    for example in chosen.examples:
+        spec = TrainSpec(method, **example.options)
+        privacy = PrivacySpec(1.0, 1e-6) if chosen.private else None
+        plan = decide(PROBLEMS[example.task], privacy, spec)
+        assert plan.private is chosen.private
+        assert (plan.noise is not None) is chosen.private
+        assert plan.method == method or method == "auto"
+    wrong = None if chosen.private else PrivacySpec(1.0)
+    with pytest.raises(SpecError, match="needs epsilon" if chosen.private else "is not private"):
+        decide(PROBLEMS[example.task], wrong, spec)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_spec_changes_as_a_whole(method: str) -> None:
+    spec = TrainSpec(method)
+    assert spec.replace() == spec == TrainSpec(method, **spec.given())
+    assert hash(spec) == hash(TrainSpec(method))
+    if "passes" in method_options() and method in method_options()["passes"]:
+        assert spec.replace(passes=7).get("passes") == 7
+    assert spec.with_fixed_passes().method == method

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * The parsers of options, and passes with what they accept.
+ * Input: a byte that says which parser, then the document.
+ */
+#include "document.h"
+
+#include <math.h>
+
+#include "options_gradient.h"
+#include "options_sgd.h"
+
+#include "kernels/block.h"
+
+#define MOST_WEIGHTS 512
+#define ROWS 7
+
+static const char *const words[] = {
+	"loss", "classes", "huber_h", "clip", "lambda", "radius", "batch_size", "schedule", "step_size",
+	"exponent", "rows", "average_from", "features", "clip_rows", "max_rows_per_unit", "noise", "noise_scale",
+	"gradient_clip",
+	"momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip", "loss_clip",
+	"logistic", "huber_svm", "squared", "softmax", "constant", "decreasing", "sqrt_decreasing", "strongly_convex",
+	"inverse_sqrt", "none", "gaussian", "k-norm", ""
+};
+
+typedef struct Parsed
+{
+	int			kind;			/* 0 - 3: enum DpmlSgdUse; 4: of dpml.gradient; 5: of the Hessian */
+	DpmlPassOptions pass;
+	DpmlSgdPassOptions options;
+	DpmlGradientOptions gradient;
+	DpmlLoss	loss;
+} Parsed;
+
+static void *
+parse_any(Jsonb *json, void *argument)
+{
+	Parsed	   *parsed = argument;
+
+	if (parsed->kind < 4)
+		dpml_sgd_options_parse(&parsed->pass, &parsed->options, json, (DpmlSgdUse) parsed->kind);
+	else if (parsed->kind == 4)
+		dpml_gradient_options_parse(&parsed->gradient, json);
+	else
+		dpml_hessian_options_parse(&parsed->loss, json);
+	return parsed;
+}
+
+static void
+check_loss(const DpmlLoss *loss)
+{
+	REQUIRE(loss->kind >= DPML_LOGISTIC && loss->kind <= DPML_SOFTMAX);
+	REQUIRE(loss->n_classes >= (loss->kind == DPML_SOFTMAX ? 2 : 1) && loss->n_classes <= DPML_MAX_FEATURES);
+	REQUIRE(loss->huber_h > 0.0 && loss->clip > 0.0);
+	REQUIRE(dpml_loss_lipschitz(loss) > 0.0 && dpml_loss_smoothness(loss) > 0.0);
+}
+
+/* A pass with options that were accepted. */
+static void
+run_pass(DpmlSgdOptions options, int32 n_features)
+{
+	static const uint8_t key[32] = {3};
+	DpmlSgdStart start = {.key = key};
+	DpmlSgd		sgd;
+	double	   *x;
+	void	   *memory;
+
+	options.n_features = n_features > 0 ? n_features : 5;
+	if ((int64) options.n_features * options.loss.n_classes > MOST_WEIGHTS)
+		return;
+	memory = allocate(dpml_sgd_memory(&options));
+	x = allocate(options.n_features * sizeof(double));
+	x[0] = 0.5;
+	dpml_sgd_start(&sgd, &options, memory, &start);
+	for (int i = 0; i < ROWS; i++)
+		dpml_sgd_row(&sgd, x, i % 3 - 1);
+	REQUIRE(dpml_sgd_valid(&sgd));
+	dpml_sgd_finish(&sgd);
+	REQUIRE(sgd.rows == ROWS && sgd.steps <= ROWS);
+	free(x);
+	free(memory);
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	Bytes		bytes = {data, size};
+	Parsed		parsed = {.kind = choose(&bytes, 6)};
+	Jsonb	   *json = make_document(&bytes, words, lengthof(words));
+
+	if (parse(parse_any, json, &parsed) != NULL)
+	{
+		const DpmlSgdOptions *sgd = &parsed.options.sgd;
+		const DpmlGradientOptions *gradient = &parsed.gradient;
+
+		check_loss(parsed.kind < 4 ? &sgd->loss : parsed.kind == 4 ? &gradient->loss : &parsed.loss);
+		if (parsed.kind < 4)
+		{
+			REQUIRE(sgd->batch_size >= 1 && sgd->lambda >= 0.0 && sgd->radius > 0.0 && sgd->gradient_clip > 0.0);
+			REQUIRE(sgd->momentum >= 0.0 && sgd->momentum < 1.0 && sgd->schedule.max_step > 0.0);
+			REQUIRE((sgd->noise != DPML_NO_NOISE) == (sgd->noise_scale > 0.0));
+		}
+		if (parsed.kind > 0 && parsed.kind < 4)
+		{
+			REQUIRE(dpml_schedule_step_size(&sgd->schedule, 1) >= 0.0);
+			run_pass(*sgd, parsed.pass.n_features);
+		}
+		if (parsed.kind == 4)
+			REQUIRE(gradient->n_models >= 1 && gradient->n_models <= DPML_MAX_MODELS && gradient->unit_clip > 0.0);
+	}
+	forget_document();
+	return 0;
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * The parser of the encoder's specification, and the encoder with what it
+ * accepts: every row of whatever values is finite and within norm 1 - 2^-20.
+ * Input: the document, then the values.
+ */
+#include "document.h"
+
+#include <math.h>
+
+#include "spec.h"
+
+#include "kernels/block.h"
+#include "kernels/norm.h"
+#include "kernels/projection.h"
+#include "kernels/scalar.h"
+
+#define MOST_FEATURES 600
+#define MOST_BLUR 100000.0
+#define MOST_PROJECTED 4096
+#define ROWS 3
+
+static const char *const words[] = {
+	"columns", "intercept", "norm", "format", "label", "projection", "name", "kind", "scale", "lower", "upper",
+	"mean", "sd", "log1p", "levels", "centered", "length", "image", "rows", "blur", "stride", "features", "seed",
+	"positive", "negative", "classes", "dense", "csr", "clip", "normalize", "center", "zero_based", "standard",
+	"numeric", "boolean", "category", "array", "binary", "number", "a", "b", "yes", ""
+};
+
+/* -Wl,--wrap: one as large as allowed takes half a second to make. */
+extern void __real_dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out);
+extern void __wrap_dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out);
+
+void
+__wrap_dpml_projection(DpmlRng *rng, int32_t n_projected, int64_t n, float *out)
+{
+	if (n <= MOST_PROJECTED)
+		__real_dpml_projection(rng, n_projected, n, out);
+	else
+		out[0] = out[n - 1] = 0.0f;
+}
+
+static void *
+parse_spec(Jsonb *json, void *argument)
+{
+	(void) argument;
+	return dpml_spec_parse(json);
+}
+
+static void
+check_encoder(const DpmlEncoder *encoder)
+{
+	int64		n_raw = 0;
+
+	REQUIRE(encoder->n_columns >= 1 && encoder->n_features >= 1 && encoder->n_features <= DPML_MAX_FEATURES);
+	for (int32_t i = 0; i < encoder->n_columns; i++)
+	{
+		REQUIRE(encoder->columns[i].width >= 1);
+		n_raw += encoder->columns[i].width;
+	}
+	REQUIRE(n_raw == encoder->n_raw && n_raw <= DPML_MAX_FEATURES);
+}
+
+/* Any value of a column. */
+static DpmlValue
+next_value(const DpmlColumn *column, Bytes *bytes)
+{
+	DpmlValue	value = {.level = -1};
+	double	   *elements;
+
+	if (column->kind == DPML_NUMERIC)
+		value.number = next_number(bytes);
+	else if (column->kind == DPML_CATEGORY)
+		value.level = choose(bytes, Min(column->width, 255) + 1) - 1;
+	else if (choose(bytes, 8) > 0)
+	{
+		value.length = dpml_column_length(column) - (choose(bytes, 8) == 0);
+		elements = palloc((Size) value.length * sizeof(double));
+		for (int32_t i = 0; i < value.length; i++)
+			elements[i] = next_number(bytes);
+		value.elements = elements;
+	}
+	return value;
+}
+
+static void
+encode(const DpmlEncoder *encoder, Bytes *bytes)
+{
+	DpmlValue  *values = palloc(encoder->n_columns * sizeof(DpmlValue));
+	double	   *work = palloc(((Size) encoder->n_raw + encoder->n_features) * sizeof(double));
+	float	   *out = palloc(encoder->n_features * sizeof(float));
+	double		squares = 0.0;
+
+	for (int32_t i = 0; i < encoder->n_columns; i++)
+		values[i] = next_value(&encoder->columns[i], bytes);
+	dpml_encode_row(encoder, values, work, out);
+	for (int32_t i = 0; i < encoder->n_features; i++)
+		squares += (double) out[i] * out[i];
+	REQUIRE(sqrt(squares) <= 1.0 - 0x1p-20);
+	dpml_clip_row(encoder->n_raw, work);
+	REQUIRE(dpml_norm(encoder->n_raw, work) <= 1.0);
+}
+
+/* Elements of the image of an array are at most so many that a row is quick. */
+static bool
+is_small(const DpmlSpec *spec)
+{
+	const DpmlEncoder *encoder = &spec->encoder;
+
+	for (int32_t i = 0; i < encoder->n_columns; i++)
+		if (encoder->columns[i].kind == DPML_ARRAY && dpml_column_length(&encoder->columns[i]) > MOST_FEATURES)
+			return false;
+	if (encoder->projection != NULL &&
+		(int64) (encoder->n_features - encoder->intercept) * encoder->n_raw > MOST_PROJECTED)
+		return false;
+	return encoder->n_raw <= MOST_FEATURES && encoder->n_features <= MOST_FEATURES && spec->blur_cost <= MOST_BLUR;
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	Bytes		bytes = {data, size};
+	DpmlSpec   *spec = parse(parse_spec, make_document(&bytes, words, lengthof(words)), NULL);
+
+	if (spec != NULL)
+	{
+		check_encoder(&spec->encoder);
+		REQUIRE(spec->label_kind == DPML_LABEL_NONE || strlen(spec->label_name) > 0);
+		if (is_small(spec))
+			for (int i = 0; i < ROWS; i++)
+				encode(&spec->encoder, &bytes);
+	}
+	forget_document();
+	return 0;
+}

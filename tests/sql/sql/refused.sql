@@ -1,0 +1,13 @@
+-- Calls that are refused, by errors that name the argument and quote no row.
+\set VERBOSITY terse
+SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "hinge", "step_size": 0.5}') FROM points;
+SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "squared", "step_size": -1}') FROM points;
+SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "squared", "step_size": 0.5, "radios": 1}') FROM points;
+SELECT dpml.sgd_epoch(block_no, block, NULL, '{"loss": "squared", "step_size": 0.5}' ORDER BY block_no DESC) FROM blocks;
+SELECT dpml.gradient(block, '{0}', '{"loss": "squared"}') FROM blocks;
+SELECT dpml.unpack('\x00'::bytea);
+SELECT dpml.encode('{"columns": []}', p) FROM points AS p;
+SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "squared", "step_size": 0.5}') OVER () FROM points;
+BEGIN;
+CALL dpml.train('nothing', 'm');
+ROLLBACK;

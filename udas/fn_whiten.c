@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* dpml.whiten: the rows of a block, each brought to one norm as a matrix sees it. */
+#include "compat.h"
+
+#include <math.h>
+
+#include "sums_state.h"
+#include "support.h"
+
+#include "kernels/sums.h"
+#include "kernels/whiten.h"
+
+/* In fn_extra of dpml.whiten: the matrix last seen. */
+typedef struct WhitenCall
+{
+	struct varlena *given;		/* its datum as it came: plain, compressed, or a pointer to where it is stored */
+	ArrayType  *array;			/* the same value unpacked; given itself if it is plain */
+	const double *p;			/* the elements of array */
+	Size		n;				/* elements of p */
+} WhitenCall;
+
+DPML_FUNCTION(dpml_whiten);
+
+static void
+forget_matrix(WhitenCall *call)
+{
+	if ((struct varlena *) call->array != call->given)
+		pfree(call->array);
+	pfree(call->given);
+	pfree(call);
+}
+
+/* Copy and unpack a matrix into the current context. */
+static WhitenCall *
+read_matrix(const struct varlena *given)
+{
+	WhitenCall *call = palloc(sizeof(WhitenCall));
+
+	call->given = palloc(VARSIZE_ANY(given));
+	memcpy(call->given, given, VARSIZE_ANY(given));
+	call->array = DatumGetArrayTypeP(PointerGetDatum(call->given));
+	call->p = dpml_float8_argument(call->array, "p", &call->n);
+	for (Size i = 0; i < call->n; i++)
+	{
+		if (!isfinite(call->p[i]))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("p must have finite elements")));
+	}
+	return call;
+}
+
+/*
+ * The matrix in an argument, read once.  A value that is stored out of line is
+ * known by its toast pointer, which no other value has while a query runs; any
+ * other by all its bytes, as its memory may hold another value now.
+ */
+static const WhitenCall *
+get_matrix(FunctionCallInfo fcinfo, int argument)
+{
+	WhitenCall *call = fcinfo->flinfo->fn_extra;
+	struct varlena *given = PG_GETARG_RAW_VARLENA_P(argument);
+	MemoryContext old;
+
+	if (VARATT_IS_EXTERNAL(given) && !VARATT_IS_EXTERNAL_ONDISK(given))
+		given = (struct varlena *) PG_GETARG_ARRAYTYPE_P(argument);
+	if (likely(call != NULL && VARSIZE_ANY(call->given) == VARSIZE_ANY(given) &&
+			   memcmp(call->given, given, VARSIZE_ANY(given)) == 0))
+		return call;
+	fcinfo->flinfo->fn_extra = NULL;
+	if (call != NULL)
+		forget_matrix(call);
+	old = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
+	call = read_matrix(given);
+	MemoryContextSwitchTo(old);
+	fcinfo->flinfo->fn_extra = call;
+	return call;
+}
+
+/* (block bytea, p float8[], norm float8), STRICT */
+Datum
+dpml_whiten(PG_FUNCTION_ARGS)
+{
+	double		norm = PG_GETARG_FLOAT8(2);
+	const WhitenCall *call;
+	DpmlBlock	block;
+	float	   *values;
+	double	   *work;
+	int64		row_products;
+	int32		n;
+
+	if (!(norm > 0.0 && isfinite(norm)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("norm must be a number > 0")));
+	dpml_open_block(&block, PG_GETARG_DATUM(0));
+	call = get_matrix(fcinfo, 1);
+	if (call->n != (Size) block.n_features * (Size) block.n_features)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("p must have %zu elements, those of a %d x %d matrix as the block has %d features, not %zu",
+						(Size) block.n_features * (Size) block.n_features, block.n_features, block.n_features,
+						block.n_features, call->n)));
+
+	values = palloc((Size) block.n_values * sizeof(float));
+	row_products = (int64) block.n_features * block.n_features;
+	work = palloc((Size) dpml_whiten_memory(block.n_features, DPML_FOLD_ROWS) * sizeof(double));
+	for (int32 i = 0; i < block.n_rows; i += n)
+	{
+		n = Min(dpml_sums_piece(row_products), block.n_rows - i);
+		dpml_whiten_rows(&block, call->p, norm, i, n, work, values);
+	}
+	block.values = values;
+	PG_RETURN_BYTEA_P(dpml_make_block(&block));
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/*
+ * One step of SGD.  The weights are kept as w = scale * weights, so that the
+ * shrink by 1 - eta lambda and the projection cost one multiplication each:
+ *		scale <- (1 - eta lambda) scale,   weights <- weights - eta / (b scale) G,
+ * G the gradient sum of the batch.
+ */
+#ifndef DPML_SGD_STEP_H
+#define DPML_SGD_STEP_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "clones.h"
+#include "noise.h"
+#include "norm.h"
+#include "scalar.h"
+#include "sgd.h"
+#include "vector.h"
+
+/* The scale is folded into the weights when it leaves this range. */
+#define SCALE_MIN 0x1p-64
+#define SCALE_MAX 0x1p64
+
+DPML_INLINE int64_t
+n_weights(const DpmlSgdOptions *options)
+{
+	return (int64_t) options->loss.n_classes * options->n_features;
+}
+
+static void
+fold_scale(DpmlSgd *state)
+{
+	int64_t		n = n_weights(&state->options);
+
+	if (state->scale == 0.0)
+		memset(state->weights, 0, (size_t) n * sizeof(double));
+	else
+		for (int64_t i = 0; i < n; i++)
+			state->weights[i] *= state->scale;
+	state->scale = 1.0;
+}
+
+/* Shrink for the next step; returns what multiplies the gradient sum in the weights. */
+DPML_INLINE double
+begin_step(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	double		step = dpml_step_size(&options->schedule, ++state->steps);
+
+	state->scale *= 1.0 - step * options->lambda;
+	if (!(fabs(state->scale) > SCALE_MIN && fabs(state->scale) < SCALE_MAX))
+		fold_scale(state);
+	return -step / (options->batch_size * state->scale);
+}
+
+DPML_INLINE void
+project(DpmlSgd *state)
+{
+	double		squares = dpml_dot_f64(n_weights(&state->options), state->weights, state->weights);
+	double		norm;
+
+	if (squares > 1e-280 && squares < 1e280)
+		norm = sqrt(squares);
+	else
+		norm = dpml_norm(n_weights(&state->options), state->weights);
+	norm *= fabs(state->scale);
+	if (norm > state->options.radius)
+		state->scale *= state->options.radius / norm;
+}
+
+DPML_INLINE void
+end_step(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+
+	if (options->radius < INFINITY)
+		project(state);
+	if (options->average_from > 0 && state->steps >= options->average_from)
+	{
+		dpml_axpy_f64(n_weights(options), state->scale, state->weights, state->average);
+		state->averaged++;
+	}
+}
+
+/* Add fresh noise to the gradient sum, in whole steps of the noise's grid both. */
+DPML_INLINE void
+add_noise(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	int64_t		n = n_weights(options);
+	double		grid = state->grid;
+	double		per_step = 1.0 / grid;	/* powers of two: exact */
+	double	   *gradient = state->gradient;
+	const double *noise = state->noise;
+
+	if (options->noise == DPML_KNORM)
+		dpml_noise_knorm(state->rng, n, options->noise_scale * per_step, state->noise);
+	else
+		dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);
+	for (int64_t i = 0; i < n; i++)
+		gradient[i] = (rint(gradient[i] * per_step) + noise[i]) * grid;
+}
+
+/* A step along the velocity, which the whole weights enter: no lazy shrink. */
+DPML_INLINE void
+momentum_step(DpmlSgd *state)
+{
+	const DpmlSgdOptions *options = &state->options;
+	int64_t		n = n_weights(options);
+	double		step = dpml_step_size(&options->schedule, ++state->steps);
+	double	   *weights = state->weights;
+	double	   *velocity = state->velocity;
+	const double *gradient = state->gradient;
+
+	fold_scale(state);
+	for (int64_t i = 0; i < n; i++)
+	{
+		velocity[i] = options->momentum * velocity[i] + (options->lambda * weights[i] + gradient[i] / options->batch_size);
+		weights[i] -= step * velocity[i];
+	}
+}
+
+DPML_INLINE void
+apply_batch(DpmlSgd *state)
+{
+	int64_t		n = n_weights(&state->options);
+
+	if (state->options.noise != DPML_NO_NOISE)
+		add_noise(state);
+	if (state->velocity != NULL)
+		momentum_step(state);
+	else
+		dpml_axpy_f64(n, begin_step(state), state->gradient, state->weights);
+	memset(state->gradient, 0, (size_t) n * sizeof(double));
+	state->in_batch = 0;
+	end_step(state);
+}
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* The values of one record, read as a specification says. */
+#ifndef DPML_READER_H
+#define DPML_READER_H
+
+#include "compat.h"
+
+#include "access/htup_details.h"
+
+#include "spec.h"
+
+typedef struct DpmlReader DpmlReader;
+
+/* A row's own label, in the units of the loss and as the user wrote it. */
+typedef struct DpmlLabel
+{
+	bool		declared;
+	double		y;
+	int			index;			/* of the class; binary: 0 negative, 1 positive */
+	double		value;			/* number: clamped, in label units */
+} DpmlLabel;
+
+extern DpmlReader *dpml_reader_create(Jsonb *spec, MemoryContext context);
+extern const DpmlSpec *dpml_reader_spec(const DpmlReader *reader);
+extern const float *dpml_reader_features(DpmlReader *reader, HeapTupleHeader record);
+extern void dpml_reader_label(DpmlReader *reader, HeapTupleHeader record, DpmlLabel *label);
+
+#endif
