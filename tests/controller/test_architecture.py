@@ -130,7 +130,7 @@ def test_rooms_import_nothing_themselves(package: str) -> None:
 @pytest.mark.parametrize(
     ("library", "users"),
     [
-        ("psycopg", {"database", "server.demo_data"}),
+        ("psycopg", {"database", "server.demo"}),
         ("cffi", {"server.extension"}),
         ("matplotlib", {"reports.plots"}),
         ("typer", {"cli"}),
@@ -146,6 +146,13 @@ def test_a_library_has_one_door(library: str, users: set[str]) -> None:
         if any(i.partition(".")[0] == library for i in imports(path, at_run_time=True))
     }
     assert all(name in users or room(name) in users for name in found), found
+
+
+def test_a_session_hides_its_connection() -> None:
+    for name, path in MODULES.items():
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        assert room(name) == "database" or "driver" not in read, name
 
 
 def test_only_kernels_touch_the_compiled_module() -> None:

@@ -786,15 +786,15 @@ def test_a_planted_leak_is_found(
 
         hidden: list[Exception] = []
 
-        def work(*given: Any) -> Any:
+        def body(*given: Any) -> Any:
             try:
-                return parts["work"](*given)
+                return parts["body"](*given)
             except Exception as error:
                 hidden.append(error)
                 raise
 
         try:
-            return run_charged(database, **(parts | {"work": work}))
+            return run_charged(database, **(parts | {"body": body}))
         except RunFailedError:
             try:
                 raise hidden[0]

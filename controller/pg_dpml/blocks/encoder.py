@@ -63,7 +63,7 @@ def encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
     kind = column_type.kind
     levels = column.levels if column.levels is not None else column_type.enum_labels
     if levels is not None:
-        require_levels(column_type, where)
+        _require_levels(column_type, where)
         return {
             "name": column.name,
             "kind": "category",
@@ -93,54 +93,11 @@ def encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
     return entry | {"kind": "numeric"}
 
 
-def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
-    """Bounds and scale of a number, a date or the elements of an array."""
-    where = f"column {shown(column.name)}"
-    if column.scale != "standard" and column.lower is None:
-        raise SpecError(
-            f"{where} ({visible(column_type.name)}) needs public bounds: give lower and upper under "
-            f"[columns.{toml_key(column.name)}], from the meaning of the column and never from the rows; "
-            "or levels = [...] if its numbers are categories; or scale = 'standard' with public mean and sd"
-        )
-    kind = column_type.element or column_type.kind
-    entry: dict[str, Any] = {"scale": column.scale, "log1p": column.log1p, "lower": None, "upper": None}
-    for key in ("lower", "upper", "mean"):
-        value = getattr(column, key)
-        if value is not None:
-            entry[key] = date_number(value, kind, f"{where}: {key}")
-    if column.scale == "standard":
-        entry["sd"] = column.sd
-    return entry
-
-
-def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
-    where = f"column {shown(column.name)} ({visible(column_type.name)})"
-    length = column.length if column.length is not None else column_type.length
-    if length is None:
-        raise SpecError(f"{where} needs length = NUMBER OF ELEMENTS")
-    if column_type.length not in (None, length):
-        raise SpecError(f"{where} has {column_type.length} elements by its type, not length = {length}")
-    entry: dict[str, Any] = {"kind": "array", "length": length}
-    if column.rows is not None:
-        image = {"rows": column.rows, "columns": length // column.rows}
-        entry["image"] = image | {"blur": column.blur, "stride": column.stride}
-    return entry
-
-
-def require_levels(column_type: ColumnType, where: str) -> None:
-    """Reject a type whose values cannot be listed."""
-    if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
-        raise SpecError(
-            f"{where}: values of type {visible(column_type.name)} cannot be listed; use a view that casts it "
-            "to text, a number, a boolean, a date or an enum"
-        )
-
-
 def compared_label(label: Label, column_type: ColumnType) -> Label:
     """The label, with its classes written as the encoder compares values with them."""
     where = f"label {shown(label.column)}"
     if label.task != "regression":
-        require_levels(column_type, where)
+        _require_levels(column_type, where)
         if label.classes is not None:
             return replace(label, classes=as_compared(label.classes, column_type, f"{where}: classes"))
         named = [label.positive, label.negative]
@@ -201,3 +158,46 @@ def stored_values(column: Mapping[str, Any]) -> int:
     if column["kind"] == "category":
         return len(column["levels"]) if column["centered"] else 1
     return int(column.get("length", 1))
+
+
+def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
+    """Bounds and scale of a number, a date or the elements of an array."""
+    where = f"column {shown(column.name)}"
+    if column.scale != "standard" and column.lower is None:
+        raise SpecError(
+            f"{where} ({visible(column_type.name)}) needs public bounds: give lower and upper under "
+            f"[columns.{toml_key(column.name)}], from the meaning of the column and never from the rows; "
+            "or levels = [...] if its numbers are categories; or scale = 'standard' with public mean and sd"
+        )
+    kind = column_type.element or column_type.kind
+    entry: dict[str, Any] = {"scale": column.scale, "log1p": column.log1p, "lower": None, "upper": None}
+    for key in ("lower", "upper", "mean"):
+        value = getattr(column, key)
+        if value is not None:
+            entry[key] = date_number(value, kind, f"{where}: {key}")
+    if column.scale == "standard":
+        entry["sd"] = column.sd
+    return entry
+
+
+def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
+    where = f"column {shown(column.name)} ({visible(column_type.name)})"
+    length = column.length if column.length is not None else column_type.length
+    if length is None:
+        raise SpecError(f"{where} needs length = NUMBER OF ELEMENTS")
+    if column_type.length not in (None, length):
+        raise SpecError(f"{where} has {column_type.length} elements by its type, not length = {length}")
+    entry: dict[str, Any] = {"kind": "array", "length": length}
+    if column.rows is not None:
+        image = {"rows": column.rows, "columns": length // column.rows}
+        entry["image"] = image | {"blur": column.blur, "stride": column.stride}
+    return entry
+
+
+def _require_levels(column_type: ColumnType, where: str) -> None:
+    """Reject a type whose values cannot be listed."""
+    if column_type.kind not in ("text", "enum", "number", "boolean", "date"):
+        raise SpecError(
+            f"{where}: values of type {visible(column_type.name)} cannot be listed; use a view that casts it "
+            "to text, a number, a boolean, a date or an enum"
+        )

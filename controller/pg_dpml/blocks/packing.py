@@ -89,17 +89,6 @@ def store_blocks(
     return PackedRows(blocks, session.execute(statement.format(blocks) + query, parameters))
 
 
-def _block_bytes(source: Source) -> int:
-    """Largest size of a block in bytes: a page, or more (stored out of line) if a unit takes half a page.
-
-    A whole unit always fits into a block, so that its gradients can be summed and clipped there.
-    """
-    unit_bytes = bytes_of_unit(source.max_rows_per_unit, row_bytes(source))
-    if unit_bytes <= BLOCK_PAGE_BYTES // 2:
-        return BLOCK_PAGE_BYTES
-    return max(BLOCK_MAX_BYTES, min(unit_bytes, LARGEST_BLOCK_BYTES))
-
-
 def row_bytes(source: Source) -> int:
     """Largest size in bytes of an encoded row in a block, over all values that it could have."""
     sparse = source.encoder["format"] == "csr"
@@ -108,12 +97,7 @@ def row_bytes(source: Source) -> int:
 
 def unit_fits_block(max_rows_per_unit: int, n_features: int) -> bool:
     """Whether all rows of a unit fit into one block; dense rows are the longest."""
-    return bytes_of_unit(max_rows_per_unit, 4 + 4 * n_features) <= LARGEST_BLOCK_BYTES
-
-
-def bytes_of_unit(n_rows: int, row_bytes: int) -> int:
-    """Size in bytes of a block of one unit; it has a bit a row for the starts of units, in words of 32."""
-    return BLOCK_HEADER_BYTES + 4 * math.ceil(n_rows / 32) + n_rows * row_bytes
+    return _bytes_of_unit(max_rows_per_unit, 4 + 4 * n_features) <= LARGEST_BLOCK_BYTES
 
 
 def fill(
@@ -209,3 +193,19 @@ def whiten(
     whitened = store_blocks(session, source, query, {"norm": norm})
     session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
     return whitened
+
+
+def _block_bytes(source: Source) -> int:
+    """Largest size of a block in bytes: a page, or more (stored out of line) if a unit takes half a page.
+
+    A whole unit always fits into a block, so that its gradients can be summed and clipped there.
+    """
+    unit_bytes = _bytes_of_unit(source.max_rows_per_unit, row_bytes(source))
+    if unit_bytes <= BLOCK_PAGE_BYTES // 2:
+        return BLOCK_PAGE_BYTES
+    return max(BLOCK_MAX_BYTES, min(unit_bytes, LARGEST_BLOCK_BYTES))
+
+
+def _bytes_of_unit(n_rows: int, row_bytes: int) -> int:
+    """Size in bytes of a block of one unit; it has a bit a row for the starts of units, in words of 32."""
+    return BLOCK_HEADER_BYTES + 4 * math.ceil(n_rows / 32) + n_rows * row_bytes

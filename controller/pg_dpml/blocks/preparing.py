@@ -36,6 +36,22 @@ def require_plannable(session: Session, source: Source) -> None:
         _prepare(session, source)
 
 
+def require_runnable(session: Session, source: Source) -> None:
+    """Check as `require_plannable` does, and let the server create an empty table of blocks, which is undone.
+
+    Raises
+    ------
+    SpecError, DpmlError
+        As `require_plannable`; also if the role may not create work tables, or their tablespace is missing.
+    UnavailableError
+        If the server is read-only.
+    """
+    _prepare(session, source)
+    with session.discarded():
+        nothing = sql.SQL("SELECT 0, NULL::pg_catalog.bytea WHERE false")
+        store_blocks(session, source, nothing, {})
+
+
 def _prepare(session: Session, source: Source) -> None:
     record = record_of(source.encoder, source.table, with_label=True)
     rows = shuffled(source)
@@ -54,19 +70,3 @@ def _prepare(session: Session, source: Source) -> None:
         "because it may quote a row: write the filter, or the view, so that it can fail on no row",
         rows.parameters,
     )
-
-
-def require_runnable(session: Session, source: Source) -> None:
-    """Check as `require_plannable` does, and let the server create an empty table of blocks, which is undone.
-
-    Raises
-    ------
-    SpecError, DpmlError
-        As `require_plannable`; also if the role may not create work tables, or their tablespace is missing.
-    UnavailableError
-        If the server is read-only.
-    """
-    _prepare(session, source)
-    with session.discarded():
-        nothing = sql.SQL("SELECT 0, NULL::pg_catalog.bytea WHERE false")
-        store_blocks(session, source, nothing, {})

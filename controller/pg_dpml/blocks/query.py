@@ -46,22 +46,6 @@ def record_of(encoder: Mapping[str, Any], table: SourceTable, *, with_label: boo
     return sql.SQL("ROW({})").format(sql.SQL(", ").join(fields))
 
 
-def _bounded_field(
-    name: str, length: int | None, table: SourceTable, instead: sql.Composable = sql.NULL
-) -> sql.Composed:
-    field = sql.Identifier("t", name)
-    column_type = table.columns[name]
-    if column_type.kind == "text":
-        unfit = sql.SQL("pg_catalog.octet_length({}::pg_catalog.text) > {}").format(
-            field, sql.Literal(LONGEST_LEVEL)
-        )
-    elif column_type.kind == "array" and not column_type.vector and length is not None:
-        unfit = sql.SQL("pg_catalog.cardinality({}) <> {}").format(field, sql.Literal(length))
-    else:
-        return sql.Composed([field])
-    return sql.SQL("CASE WHEN {} THEN {} ELSE {} END").format(unfit, instead, field)
-
-
 def count_units(session: Session, source: Source) -> int:
     """Public number of units of privacy, or of rows if no unit is declared.
 
@@ -77,3 +61,19 @@ def count_units(session: Session, source: Source) -> int:
         f"counting the rows of {shown(source.table.name)} failed, and PostgreSQL's message is not shown "
         "because it may quote a row: write the filter, or the view, so that it can fail on no row",
     )
+
+
+def _bounded_field(
+    name: str, length: int | None, table: SourceTable, instead: sql.Composable = sql.NULL
+) -> sql.Composed:
+    field = sql.Identifier("t", name)
+    column_type = table.columns[name]
+    if column_type.kind == "text":
+        unfit = sql.SQL("pg_catalog.octet_length({}::pg_catalog.text) > {}").format(
+            field, sql.Literal(LONGEST_LEVEL)
+        )
+    elif column_type.kind == "array" and not column_type.vector and length is not None:
+        unfit = sql.SQL("pg_catalog.cardinality({}) <> {}").format(field, sql.Literal(length))
+    else:
+        return sql.Composed([field])
+    return sql.SQL("CASE WHEN {} THEN {} ELSE {} END").format(unfit, instead, field)

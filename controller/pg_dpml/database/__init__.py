@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: PostgreSQL
+"""The server: connections, transactions, the catalog, and errors in words."""

@@ -61,31 +61,6 @@ Opener = Callable[[], Opened]
 """Opens a connection; raises psycopg's errors."""
 
 
-def _parameters(dsn: str, what: str) -> dict[str, str]:
-    """The options that a connection string sets."""
-    scheme = _SCHEME.match(dsn)
-    if scheme is not None and (scheme[2] is not None or scheme[1] not in ("postgres", "postgresql")):
-        raise SpecError(
-            f"{what} is a URL for another library than libpq: write postgresql://user@host/database, or pass "
-            "sqlalchemy.create_engine(URL) in Python (postgresql+psycopg)"
-        )
-    refusal = SpecError(
-        f"{what} is not a libpq connection string, such as postgresql://user@host:5432/database or "
-        "host=... dbname=... user=...: in a URL write @ : / ? # and % inside a part as %40 %3A %2F %3F %23 "
-        "and %25, else quote values with blanks. It is not shown, since it may hold a password"
-    )
-    try:
-        options = pq.Conninfo.parse(dsn.encode())
-        given = {o.keyword.decode(): o.val.decode() for o in options if o.val is not None}
-    except (psycopg.Error, ValueError):
-        raise refusal from None
-    # An @ in a URL's password makes a host of what follows, and a slash in it a port of what precedes.
-    misread = scheme is not None and any("@" in given.get(part, "")[1:] for part in ("host", "dbname"))
-    if misread or not re.fullmatch("[0-9, ]*", given.get("port", "")):
-        raise refusal
-    return given
-
-
 def refuse_password(dsn: str) -> None:
     """Reject a connection string of a command line, visible to every user of the machine, with a password."""
     if _SECRETS & set(_parameters(dsn, "--dsn")):
@@ -116,6 +91,31 @@ def opener(database: str | sa.Engine) -> Opener:
         if isinstance(database, sa.Engine):
             return _by_engine(database)
     raise SpecError("database must be a connection string or an SQLAlchemy engine, not an open connection")
+
+
+def _parameters(dsn: str, what: str) -> dict[str, str]:
+    """The options that a connection string sets."""
+    scheme = _SCHEME.match(dsn)
+    if scheme is not None and (scheme[2] is not None or scheme[1] not in ("postgres", "postgresql")):
+        raise SpecError(
+            f"{what} is a URL for another library than libpq: write postgresql://user@host/database, or pass "
+            "sqlalchemy.create_engine(URL) in Python (postgresql+psycopg)"
+        )
+    refusal = SpecError(
+        f"{what} is not a libpq connection string, such as postgresql://user@host:5432/database or "
+        "host=... dbname=... user=...: in a URL write @ : / ? # and % inside a part as %40 %3A %2F %3F %23 "
+        "and %25, else quote values with blanks. It is not shown, since it may hold a password"
+    )
+    try:
+        options = pq.Conninfo.parse(dsn.encode())
+        given = {o.keyword.decode(): o.val.decode() for o in options if o.val is not None}
+    except (psycopg.Error, ValueError):
+        raise refusal from None
+    # An @ in a URL's password makes a host of what follows, and a slash in it a port of what precedes.
+    misread = scheme is not None and any("@" in given.get(part, "")[1:] for part in ("host", "dbname"))
+    if misread or not re.fullmatch("[0-9, ]*", given.get("port", "")):
+        raise refusal
+    return given
 
 
 def _by_string(dsn: str) -> Opener:

@@ -61,6 +61,21 @@ def breach_of(
     return "; ".join(found)
 
 
+def affordable(budget: Budget, rest: Cost, priced: Priced, at_epsilon: Callable[[float], Priced]) -> str:
+    """The largest epsilon that is left for a run that costs too much, in words; empty if none is."""
+    least = limit_of(budget.rule, budget.min_epsilon, budget.delta).loss
+    epsilon = _most_affordable(budget, rest, least, priced, at_epsilon)
+    if epsilon is None:
+        return ""
+    return f": at most epsilon = {short(epsilon)} at delta = {asked(exact(priced[0].delta))} is left for it"
+
+
+def least_epsilon(enough: Callable[[Decimal], bool]) -> Decimal | None:
+    """The least epsilon of three digits, from 1e-12 to 100, that is enough; None if there is none."""
+    found = bisect_left(_PLACES, True, key=lambda place: enough(_of_three_digits(place)))
+    return _of_three_digits(found) if found < len(_PLACES) else None
+
+
 def _advice_for_more(
     least: Decimal, max_epsilon: Decimal, budget: Budget, at_epsilon: Callable[[float], Priced]
 ) -> str:
@@ -111,21 +126,6 @@ def _most_affordable(
     cost = _cost_at(budget, at_epsilon, epsilon)
     # A smaller epsilon makes no smaller delta.
     return epsilon if cost is not None and cost.loss >= least and cost.delta <= rest.delta else None
-
-
-def affordable(budget: Budget, rest: Cost, priced: Priced, at_epsilon: Callable[[float], Priced]) -> str:
-    """The largest epsilon that is left for a run that costs too much, in words; empty if none is."""
-    least = limit_of(budget.rule, budget.min_epsilon, budget.delta).loss
-    epsilon = _most_affordable(budget, rest, least, priced, at_epsilon)
-    if epsilon is None:
-        return ""
-    return f": at most epsilon = {short(epsilon)} at delta = {asked(exact(priced[0].delta))} is left for it"
-
-
-def least_epsilon(enough: Callable[[Decimal], bool]) -> Decimal | None:
-    """The least epsilon of three digits, from 1e-12 to 100, that is enough; None if there is none."""
-    found = bisect_left(_PLACES, True, key=lambda place: enough(_of_three_digits(place)))
-    return _of_three_digits(found) if found < len(_PLACES) else None
 
 
 _PLACES = range(900 * round(math.log10(MOST_EPSILON) + 12.0) + 1)

@@ -209,7 +209,7 @@ def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
     if not any(entry.charge is not None for entry in history(session, budget.dataset)):
         fix += (
             f"; or, as nothing was charged to this budget, open it again for the other unit: "
-            f"{opening_command(replace(budget, unit=unit))}"
+            f"{_opening_command(replace(budget, unit=unit))}"
         )
     raise GuaranteeError(
         f"the budget of data set {shown(budget.dataset)} is for {wanted}, and this run has {given}: one "
@@ -217,7 +217,7 @@ def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
     )
 
 
-def opening_command(budget: Budget) -> str:
+def _opening_command(budget: Budget) -> str:
     """The command that opens a budget, without limits on single runs."""
     options = {
         "epsilon": [short(budget.epsilon)],

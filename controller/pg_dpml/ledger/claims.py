@@ -86,7 +86,7 @@ def claim(session: Session, budget: Budget, table: SourceTable, *, listed: bool 
         ]
     )
     if isinstance(claimed, DpmlError):
-        found = budgets_on(session, table)
+        found = _budgets_on(session, table)
         others = [name for name, (_, unused) in found.items() if name != budget.dataset and not unused]
         if not others:
             raise claimed
@@ -97,15 +97,6 @@ def claim(session: Session, budget: Budget, table: SourceTable, *, listed: bool 
             f"twice: charge its runs there (dataset = {toml_text(others[0])} in the spec), or have a "
             f"superuser open the second budget by {opening} --allow-second-budget"
         )
-
-
-def budgets_on(session: Session, table: SourceTable) -> dict[str, tuple[bool, bool]]:
-    """Budgets of a table and of those that it reads: whether they list it, and were closed unused."""
-    rows = session.fetch(
-        sql.SQL("SELECT dataset, listed, unused FROM dpml.budgets_on(%(read)s::oid[]) ORDER BY dataset"),
-        {"read": tables_read(session, table)},
-    )
-    return {dataset: (listed, unused) for dataset, listed, unused in rows}
 
 
 def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budget | None:
@@ -120,7 +111,7 @@ def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budg
     SpecError
         If there is no budget of this name, or if none is named and several list the table.
     """
-    found = budgets_on(session, table)
+    found = _budgets_on(session, table)
     used = [name for name, (_, unused) in found.items() if not unused]
     if dataset is None:
         listing = [name for name, (listed, _) in found.items() if listed]
@@ -151,3 +142,12 @@ def likely_units(session: Session, budget: Budget) -> list[str]:
             found = table.columns.items()
             columns |= dict.fromkeys(name for name, kind in found if looks_like_person(name, kind.kind))
     return list(columns)
+
+
+def _budgets_on(session: Session, table: SourceTable) -> dict[str, tuple[bool, bool]]:
+    """Budgets of a table and of those that it reads: whether they list it, and were closed unused."""
+    rows = session.fetch(
+        sql.SQL("SELECT dataset, listed, unused FROM dpml.budgets_on(%(read)s::oid[]) ORDER BY dataset"),
+        {"read": tables_read(session, table)},
+    )
+    return {dataset: (listed, unused) for dataset, listed, unused in rows}

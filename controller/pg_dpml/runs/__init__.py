@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: PostgreSQL
+"""Whole runs: training, tuning, comparing, and the service that answers requests."""

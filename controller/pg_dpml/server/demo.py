@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.evaluation.evaluate import Evaluation, evaluate
@@ -79,9 +81,11 @@ def adult_server(folder: Path | None) -> Iterator[EmbeddedServer]:
             # Of an earlier demo in the same folder; what else was made there stays.
             earlier = sql.SQL("DELETE FROM dpml.models WHERE name = ANY(%(names)s)")
             session.execute(earlier, {"names": [PRIVATE_MODEL, PLAIN_MODEL]})
-            if session.fetch_one(sql.SQL("SELECT pg_catalog.to_regclass('public.adult_train') IS NULL"))[0]:
-                with session.role_path():
-                    load_adult(session.driver)
+            missing = sql.SQL("SELECT pg_catalog.to_regclass('public.adult_train') IS NULL")
+            (empty,) = session.fetch_one(missing)
+        if empty:
+            with psycopg.connect(server.dsn) as connection:
+                load_adult(connection)
         yield server
 
 

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: PostgreSQL
+"""What the user states about data, privacy and training, and the files that state it."""

@@ -45,7 +45,7 @@ DEFAULT_KEYS = ("lower", "upper", "scale", "log1p", *_CATEGORY_KEYS)
 """Keys of `[defaults]`, whose values hold for columns without their own."""
 
 
-def with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a column and the defaults that fit it: a category has no bounds, a number no levels."""
     unfit: tuple[str, ...] = ()
     if not own.keys().isdisjoint(_CATEGORY_KEYS):
@@ -162,7 +162,7 @@ class Column:
                 f"[columns.{whole}]"
             )
         require_known(keys, [f.name for f in fields(cls) if f.name != "name"], where)
-        return cls(name=name, **with_defaults(keys, defaults))
+        return cls(name=name, **_with_defaults(keys, defaults))
 
 
 @dataclass(frozen=True)

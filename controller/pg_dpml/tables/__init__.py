@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What an owner wants to know of a table before training: a spec template, and which rows do not fit."""
+"""A table before training, for its owner: a spec template, and a check of the rows that do not fit a spec."""

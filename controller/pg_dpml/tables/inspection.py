@@ -77,11 +77,6 @@ class CatalogTable:
     columns: Mapping[str, CatalogColumn] = field(repr=False)
 
 
-def _words(name: str) -> list[str]:
-    """Lower-case words of patient_id, patientId and PatientID."""
-    return [word.lower() for word in _WORD.findall(name)]
-
-
 def looks_like_key(column: str, kind: str) -> bool:
     """Whether a column of this name and kind seems to identify people or rows."""
     words = _words(column)
@@ -126,6 +121,11 @@ def inspect_table(database: str | sa.Engine, table: str, *, insecure: bool = Fal
                 {"setting": setting, "value": value},
             )
         return _describe(session, found)
+
+
+def _words(name: str) -> list[str]:
+    """Lower-case words of patient_id, patientId and PatientID."""
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 def _describe(session: Session, table: SourceTable) -> CatalogTable:
