@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pg_dpml.embedded import EmbeddedServer, find_pg_config
+from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "tests" / "sql"
