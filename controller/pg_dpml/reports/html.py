@@ -212,8 +212,9 @@ Whatever is computed from the model reveals no more.</p>
 
 
 def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
-    unit = "one row of the table; one person must have one row"
+    unit, stands_for = "one row of the table; one person must have one row", ""
     if guarantee.unit is not None:
+        stands_for = " A row here stands for a protected unit."
         unit = (
             f"all rows with the same {shown(guarantee.unit)}, of which at most {guarantee.max_rows_per_unit} "
             "are used; which rows these are is public"
@@ -221,7 +222,7 @@ def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
     return [
         ("Guarantee", f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy"),
         ("Protected unit", unit),
-        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning}."),
+        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning}.{stands_for}"),
         (
             "Public",
             "names of table and columns, bounds, category levels, classes, the number of rows, the training "
