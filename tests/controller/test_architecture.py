@@ -398,3 +398,19 @@ def test_every_file_names_its_licence() -> None:
     for path, _ in documents():
         if path.name != "_kernels.c":
             assert "SPDX-License-Identifier: PostgreSQL" in path.read_text(encoding="utf-8")[:200], path
+
+
+def test_the_architecture_page_names_every_file() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([\w/]+\.(?:py|c|h))` \| (?=\S)", page, re.MULTILINE))
+    package = {path.name for path in MODULES.values() if path.parent == PACKAGE}
+    package |= {
+        "/".join(path.relative_to(PACKAGE).parts[1:])
+        for path in MODULES.values()
+        if path.parent != PACKAGE and path.name != "__init__.py"
+    }
+    kernels = ROOT / "udas" / "kernels"
+    c_files = {path.name for path in (ROOT / "udas").glob("*.c")}
+    c_files |= {path.name for path in kernels.glob("*.h")}
+    c_files |= {path.name for path in kernels.glob("*.c") if not path.with_suffix(".h").exists()}
+    assert named == package | {name for name in c_files if not name.startswith("_kernels")}
