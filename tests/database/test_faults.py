@@ -166,7 +166,7 @@ RUNS: dict[str, Run] = {name: run_of(*given) for name, given in examples(private
 @pytest.mark.one_major
 @pytest.mark.parametrize(
     ("kind", "every"),
-    [("dp-gd", 1), ("tune", 10), *(pytest.param(kind, 1, marks=pytest.mark.long) for kind in RUNS)],
+    [("dp-gd 1", 1), ("tune", 10), *(pytest.param(kind, 1, marks=pytest.mark.long) for kind in RUNS)],
 )
 @pytest.mark.parametrize("how", [Loss.REQUEST, Loss.ANSWER], ids=["request", "answer"])
 def test_a_connection_lost_anywhere(
@@ -202,7 +202,7 @@ def test_a_connection_lost_anywhere(
             (entry,) = found.charges
             assert found.models == ({entry: "m"} if how is Loss.ANSWER else {})
             assert type(raised.value) is CommitLostError
-            assert "model m may be stored, as dpml models tells" in message
+            assert "model m may be stored, as dpml models shows" in message
             assert re.search(STAYS.format(entry=entry), message)
 
 
@@ -646,7 +646,7 @@ def test_an_interrupt_during_a_commit(
         else:
             assert state(connection).models == {entry: "m"}
             assert re.fullmatch(
-                "interrupted during the commit: model m may be stored, as dpml models tells; "
+                "interrupted during the commit: model m may be stored, as dpml models shows; "
                 + STAYS.format(entry=entry),
                 str(raised.value),
             )
