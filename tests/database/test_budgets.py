@@ -142,6 +142,17 @@ def dpml(database: str) -> Dpml:
     return run
 
 
+def test_an_evaluation_shows_what_is_left_of_the_budget(database: str, dpml: Dpml) -> None:
+    open_budget(database, "3", tables=("people",))
+    train(database, "m")
+    asked = ("evaluate", "m", "--table", "people", "--epsilon", "0.5", "--delta", "1e-9")
+    done = dpml(*asked)
+    assert done.exit_code == 0, done.stderr
+    assert "Budget      census: " in done.stdout
+    again = dpml(*asked, "--format", "json")
+    assert set(json.loads(again.stdout)["budget"]) == {"dataset", "left", "runs_left"}
+
+
 # Nobody gets more than is left
 
 

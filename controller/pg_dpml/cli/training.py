@@ -135,8 +135,10 @@ def _account(output: Output, charge: int | None) -> tuple[str, dict[str, Any]] |
 def _next(name: str) -> str:
     """What to do with a new model."""
     literal = name.replace("'", "''")
+    command = f"dpml evaluate {shlex.quote(name)} --table TABLE"
     return (
-        f"Next: dpml evaluate {shlex.quote(name)} --table TABLE --public\n"
+        f"Next: {command} --public     for rows that are public\n"
+        f"  or: {command} --epsilon E  for private rows: one noisy error, which is charged\n"
         f"  or, in SQL: SELECT dpml.predict('{literal}', t) FROM TABLE t;"
     )
 
@@ -278,7 +280,10 @@ def evaluate(
         insecure=output.insecure,
         dataset=dataset,
     )
-    output.print(evaluation_report.evaluation_text(found), evaluation_report.evaluation_record(found))
+    account = None if found.error is None else _account(output, found.error.charge)
+    lines = [evaluation_report.evaluation_text(found), *([] if account is None else [account[0]])]
+    record = evaluation_report.evaluation_record(found) | ({} if account is None else {"budget": account[1]})
+    output.print("\n".join(lines), record)
 
 
 @command

@@ -33,6 +33,7 @@ from pg_dpml.training.sgd import average_start
 from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
 
 __all__ = [
+    "STEPS",
     "TAIL",
     "Descent",
     "DescentPlan",
