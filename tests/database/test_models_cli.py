@@ -362,7 +362,7 @@ def test_whitened_models_are_listed_shown_and_measured(
     assert "whitening matrix" in " ".join(good(dpml("show", name)).split())
     file = tmp_path / "r.html"
     good(dpml("report", name, "-o", str(file), "--table", "people", "--public"))
-    assert "whitening matrix" in file.read_text(encoding="utf-8")
+    assert "divides each score by a length that depends on the row" in file.read_text(encoding="utf-8")
     ours, plain = (
         record_of(dpml("evaluate", m, "--table", "people", "--public", "--format", "json"))
         for m in (name, "binary")
