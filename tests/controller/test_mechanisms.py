@@ -120,8 +120,9 @@ def test_gaussian_mu_refuses_other_domains(epsilon: float, delta: float) -> None
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
 def test_noise_scales(sensitivity: float, epsilon: float) -> None:
     mu = gaussian.gaussian_mu(epsilon, 1e-6)
-    stddev = gaussian.gaussian_stddev(sensitivity, gaussian.gaussian_share(epsilon, 1e-6, 1))
+    stddev, priced = output.scale_and_mu("gaussian", sensitivity, epsilon, 1e-6, 1)
     left = mu - resolution.sampler_mu(1)
+    assert priced == pytest.approx(left, rel=1e-12)
     assert sensitivity / left <= stddev <= sensitivity / left * (1.0 + 1e-11)
     scale = knorm.knorm_scale(sensitivity, epsilon, 1)
     left = epsilon - resolution.sampler_knorm_epsilon(1)
