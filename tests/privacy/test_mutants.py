@@ -791,9 +791,10 @@ def place_of(mutant: Mutant, copy: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_has_one_place(mutant: Mutant) -> None:
-    assert place_of(mutant, ROOT)
+@pytest.mark.parametrize("planted", MUTANTS, ids=lambda planted: planted.name)
+def test_every_mutant_has_one_place(planted: Mutant) -> None:
+    """The parameter has a name of its own: `trials` tries every `mutant` that is chosen."""
+    assert place_of(planted, ROOT)
 
 
 def try_mutant(mutant: Mutant, sound: Path) -> subprocess.CompletedProcess[str]:
