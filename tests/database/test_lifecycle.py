@@ -328,9 +328,9 @@ def test_distributions_carry_the_sources(sdist: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(built("wheel", sdist, tmp_path)) as wheel:
         names = set(wheel.namelist())
     expected = {
-        "pg_dpml/data/adult.toml",
-        "pg_dpml/data/adult_train.csv.gz",
-        "pg_dpml/data/README.md",
+        "pg_dpml/server/data/adult.toml",
+        "pg_dpml/server/data/adult_train.csv.gz",
+        "pg_dpml/server/data/README.md",
         "pg_dpml/privacy/README.md",
         "pg_dpml/py.typed",
         "pg_dpml/_server/Makefile",
