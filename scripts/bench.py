@@ -241,14 +241,12 @@ class Bench:
         for setting in ("fsync = on", "synchronous_commit = on"):
             connection.execute(f"ALTER SYSTEM SET {setting}")
         connection.execute("SELECT pg_reload_conf()")
-        run_module = importlib.import_module(
-            "pg_dpml.runs.train"
-        )  # its name in the package is the function's
+        run_module = importlib.import_module("pg_dpml.runs.train")
         costs, totals = [], []
         for _ in range(self.runs):
             plans, charges, works, releases = Calls(), Calls(), Calls(), Calls()
             with (
-                measured(bolt_on, "plan", plans),
+                measured(bolt_on.BoltOn, "plan", plans),
                 measured(run_module, "_charge", charges),
                 measured(run_module, "_run", works),
                 measured(bolt_on, "release", releases),
