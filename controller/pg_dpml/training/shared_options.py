@@ -37,12 +37,12 @@ def loss() -> Any:
 
 
 def passes(otherwise: str = "by method") -> Any:
-    """K."""
+    """Number of passes."""
     return option(Whole(10**6), "Passes over the rows.", otherwise)
 
 
 def batch_size() -> Any:
-    """B."""
+    """Size of a batch."""
     return option(Whole(2**31 - 1), "Rows, or units of privacy, in a step.", "by method")
 
 
@@ -91,8 +91,8 @@ def fresh_order() -> Any:
 
 
 def exponent() -> Any:
-    """C of n^c."""
-    return option(Real(0.0, 1.0), "c of n^c in the decreasing schedules.", default=DEFAULT_HUBER_H)
+    """Power of n in the offset of the decreasing schedules."""
+    return option(Real(0.0, 1.0), "c of n^c in the decreasing schedules.", default=0.5)
 
 
 @dataclass(frozen=True)
