@@ -653,6 +653,27 @@ def test_the_search_leaves_others_numbers_alone() -> None:
     assert secrets.find(Evidence(text + others.tobytes() + others.astype("<f4").tobytes())) == []
 
 
+def test_the_search_knows_a_released_number_from_the_secret_that_it_is_like() -> None:
+    released = np.array([0.03234013915061951, -1.2345678806304932])  # of few bits, as on a grid
+    like = released * (1 + 1e-9)  # the float4 of each is the released number
+    rows, unnoised = Secrets(), Secrets()
+    rows.add(like)
+    text = f"{{{released[0]!r},{released[1]!r}}}".encode()
+    found = Sightings()
+    found.look("not released", text, (rows, unnoised))
+    assert len(found.pop("not released")) == 2
+    unnoised.publish(released + 0.125, released)
+    found.look("released", text, (rows, unnoised))
+    assert found == {}
+    found.look("a secret beside it", text + repr(like.tolist()).encode(), (rows, unnoised))
+    assert len(found["a secret beside it"]) == 2
+    for bare in (like, released):
+        without_noise = Secrets()
+        without_noise.add(like)
+        without_noise.publish(bare, released)
+        assert len(without_noise.find(Evidence(text, public=without_noise.public))) == 2
+
+
 # Planted leaks
 
 STORED: dict[str, float] = {}
