@@ -13,7 +13,7 @@ from pg_dpml.training.spec import TrainSpec
 
 def decide(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> Any:
     """The method's plan, its class left open for tests that look into it."""
-    return spec.chosen.decide(problem, privacy, spec.options)
+    return spec.decide(problem, privacy)
 
 
 def examples(*, private: bool) -> dict[str, tuple[str, TrainSpec]]:

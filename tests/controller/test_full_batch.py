@@ -338,6 +338,10 @@ def test_auto_chooses_by_public_numbers_and_the_loss_is_kept() -> None:
     assert plan.work.loss.huber_h == 0.3
     with pytest.raises(SpecError, match="loss for a binary label"):
         decide(ADULT, TENTH, TrainSpec(method="auto", loss="softmax"))
+    for n_units in (CALIFORNIA.n_units, 10**7):  # whichever method it takes
+        problem = dataclasses.replace(CALIFORNIA, n_units=n_units)
+        with pytest.raises(SpecError, match=r"^huber_h "):
+            decide(problem, TENTH, TrainSpec(method="auto", huber_h=0.3))
 
 
 @pytest.mark.parametrize("method", ["bolt-on", "dp-gd", "whitened-dp-gd", "scs13", "bst14", "dp-sgd"])

@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from pg_dpml.errors import GuaranteeError
-from pg_dpml.methods.bolt_on import BoltOn, BoltOnOptions
-from pg_dpml.methods.dp_gd import DpGd, DpGdOptions
-from pg_dpml.methods.sufficient_statistics import StatisticsOptions, SufficientStatistics
-from pg_dpml.methods.whitened_dp_gd import WhitenedDpGd, WhitenedOptions
+from pg_dpml.methods.bolt_on import BoltOn
+from pg_dpml.methods.dp_gd import DpGd
+from pg_dpml.methods.sufficient_statistics import SufficientStatistics
+from pg_dpml.methods.whitened_dp_gd import WhitenedDpGd
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise import composed
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.method import Example, PrivateMethod, register
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.shared_options import LossOptions
+from pg_dpml.training.spec import TrainSpec
 
 __all__ = ["Auto"]
 
@@ -42,14 +42,13 @@ class Auto(PrivateMethod[LossOptions]):
         comes next, which releases fewer, and then bolt-on, which releases the model alone.
         """
         method, reason = _choice(problem, privacy)
-        if method == BoltOn.name:
-            return _planned(BoltOn.name, problem, privacy, options, reason)
-        for name in dict.fromkeys((method, DpGd.name)):
+        ways = [method] if method == BoltOn.name else list(dict.fromkeys((method, DpGd.name, BoltOn.name)))
+        for name in ways[:-1]:
             try:
                 return _planned(name, problem, privacy, options, reason)
             except GuaranteeError as error:
                 reason = f"{name} cannot run: {error}"
-        return _planned(BoltOn.name, problem, privacy, options, reason)
+        return _planned(ways[-1], problem, privacy, options, reason)
 
 
 def _choice(problem: Problem, privacy: PrivacySpec) -> tuple[str, str]:
@@ -74,14 +73,5 @@ def _choice(problem: Problem, privacy: PrivacySpec) -> tuple[str, str]:
 
 
 def _planned(method: str, problem: Problem, privacy: PrivacySpec, options: LossOptions, reason: str) -> Plan:
-    plans: dict[str, Callable[[], Plan]] = {
-        SufficientStatistics.name: lambda: SufficientStatistics().plan(
-            problem, privacy, StatisticsOptions(options.loss)
-        ),
-        WhitenedDpGd.name: lambda: WhitenedDpGd().plan(
-            problem, privacy, WhitenedOptions(options.loss, options.huber_h)
-        ),
-        DpGd.name: lambda: DpGd().plan(problem, privacy, DpGdOptions(options.loss, options.huber_h)),
-        BoltOn.name: lambda: BoltOn().plan(problem, privacy, BoltOnOptions(options.loss, options.huber_h)),
-    }
-    return replace(plans[method](), reason=reason)
+    """The plan of a method with the options that were given, all of which it must have."""
+    return replace(TrainSpec(method, **options.given()).decide(problem, privacy), reason=reason)

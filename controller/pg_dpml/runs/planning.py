@@ -49,11 +49,10 @@ def problem_of(source: Source, n_units: int, data: DataSpec) -> Problem:
 def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:
     """Decide a run from public numbers alone; see `plan`."""
     if privacy is None:
-        return training.chosen.decide(problem, None, training.options)
+        return training.decide(problem, None)
     asked = privacy
     return with_least_epsilon(
-        lambda epsilon: training.chosen.decide(problem, replace(asked, epsilon=epsilon), training.options),
-        asked.epsilon,
+        lambda epsilon: training.decide(problem, replace(asked, epsilon=epsilon)), asked.epsilon
     )
 
 
@@ -78,15 +77,10 @@ class Alternative:
 def alternative(problem: Problem, privacy: PrivacySpec | None, method: str) -> Alternative:
     """A method's plan, or its refusal, from public numbers alone."""
     try:
-        return Alternative(method, _default_plan(problem, privacy, method))
+        return Alternative(method, TrainSpec(method).decide(problem, privacy))
     except (SpecError, GuaranteeError) as error:
         reason = re.split(r"[:;] ", str(error))[0]
         return Alternative(method, None, re.sub(rf"^method = {method} ", "it ", reason))
-
-
-def _default_plan(problem: Problem, privacy: PrivacySpec | None, method: str) -> Plan:
-    training = TrainSpec(method)
-    return training.chosen.decide(problem, privacy, training.options)
 
 
 def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, ...]:
@@ -102,7 +96,7 @@ def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsil
     SpecError, GuaranteeError
         If there is no such run.
     """
-    decided = training.chosen.decide(problem, replace(privacy, epsilon=epsilon), training.options)
+    decided = training.decide(problem, replace(privacy, epsilon=epsilon))
     assert decided.guarantee is not None
     assert decided.noise is not None
     return decided.guarantee, decided.noise.releases()

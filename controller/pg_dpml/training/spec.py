@@ -10,8 +10,10 @@ from typing import Any
 from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean
 from pg_dpml.spec.checks import as_choice
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.method import Method, method_options, methods
 from pg_dpml.training.options import Options, shown_name
+from pg_dpml.training.plan import Plan, Problem
 
 __all__ = ["TrainSpec"]
 
@@ -54,6 +56,10 @@ class TrainSpec:
     def chosen(self) -> Method[Any]:
         """The method."""
         return methods()[self.method]
+
+    def decide(self, problem: Problem, privacy: PrivacySpec | None) -> Plan:
+        """The method's plan for these options; errors as of `Method.decide`."""
+        return self.chosen.decide(problem, privacy, self.options)
 
     def get(self, name: str) -> Any:
         """Value of an option; None if the method has none of this name."""
