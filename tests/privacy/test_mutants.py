@@ -549,9 +549,9 @@ MUTANTS = [
     ),
     Mutant(
         "rows-of-a-unit-in-a-step-counted-once",
-        METHODS,
-        "gradient_clip, problem.max_rows_per_unit * min(",
-        "gradient_clip, min(",
+        TRAINING,
+        "row_bound, problem.max_rows_per_unit * row_bound)",
+        "row_bound, row_bound)",
         f"{TEST_FULL_BATCH}::test_plans_computed_again[dp-gd]",
     ),
     Mutant(

@@ -25,12 +25,12 @@ from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_clipped_loss, loss_options
+from pg_dpml.training.losses import clipped_at_zero, loss_options
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import HUGE, Real, option
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.sgd import average_start
-from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
+from pg_dpml.training.shared_options import RegularisedOptions
 
 __all__ = [
     "STEPS",
@@ -40,16 +40,12 @@ __all__ = [
     "DpGd",
     "DpGdOptions",
     "Whitening",
-    "clipped_loss",
     "longest",
     "noise_length",
     "plan_of",
     "whitened_curvature",
 ]
 
-
-DEFAULT_CLIP = {"logistic": 0.5, "squared": 0.5}
-"""Of the derivative: for logistic the gradient of the zero model, so that no first step is shortened."""
 
 TAIL = 0.25
 STEPS = 60
@@ -263,15 +259,9 @@ def whitened_curvature(smoothness: float, largest: float) -> float:
     return smoothness * min(1.0, SPREAD * largest)
 
 
-def clipped_loss(problem: Problem, options: ClippedOptions) -> tuple[Loss, float, float]:
-    """Loss, bound on a row's derivatives, and bound on the gradient of a unit's rows."""
-    softmax_clip = math.sqrt(1.0 - 1.0 / problem.n_outputs)
-    loss, gradient_clip = choose_clipped_loss(problem, options, DEFAULT_CLIP, softmax_clip)
-    return loss, gradient_clip, problem.max_rows_per_unit * min(loss.lipschitz, gradient_clip)
-
-
 def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) -> DescentPlan:
-    loss, gradient_clip, bound = clipped_loss(problem, options)
+    clipped = clipped_at_zero(problem, options)
+    bound = clipped.bound
     if options.unit_clip is not None:
         if problem.unit is None:
             raise SpecError("unit_clip needs a unit of privacy: declare unit in the data spec, or take clip")
@@ -294,16 +284,16 @@ def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) ->
     )
     budget = max(problem.n_units, 1) * mu / privacy.relation.gradient_change(bound)
     lambda_ = options.lambda_ or 0.0
-    smoothness = problem.max_rows_per_unit * loss.smoothness + lambda_
+    smoothness = problem.max_rows_per_unit * clipped.loss.smoothness + lambda_
     if options.step_size is not None:
         tau = options.step_size * steps / (1.0 - momentum)
     else:
         tau = 2.0 * budget if problem.task == "binary" else noise_length(problem, budget)
         tau = min(tau, longest(steps, momentum, smoothness))
     descent = Descent(
-        loss=loss,
+        loss=clipped.loss,
         lambda_=lambda_,
-        gradient_clip=gradient_clip,
+        gradient_clip=clipped.gradient_clip,
         unit_clip=options.unit_clip or math.inf,
         steps=steps,
         momentum=momentum,

@@ -24,12 +24,11 @@ from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
+from pg_dpml.training.losses import Clipped, clipped_at_zero, clipped_loss
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.noisy_steps import (
-    Clipped,
     NoisyOptions,
     NoisyStepsPlan,
-    clipped_loss,
     plan_of,
     poisson_noise,
     refuse_unused_step_size,
@@ -47,9 +46,6 @@ __all__ = []
 
 CLIP = {"squared": 0.5}
 """Of scs13 and bst14: as published, but for a loss that has no bound of its own."""
-
-DP_SGD_CLIP = {"logistic": 0.5, "squared": 0.5}
-"""For logistic the gradient of the zero model, so that no first step is shortened."""
 
 BATCH_SIZE = 50
 PASSES = 10
@@ -287,7 +283,7 @@ def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) 
     refuse_unused_tail(options.tail, average)
     refuse_unused_step_size(options.step_size, schedule)
     require_batch_size(problem, options.batch_size)
-    clipped = clipped_loss(problem, options, DP_SGD_CLIP, math.sqrt(1.0 - 1.0 / problem.n_outputs))
+    clipped = clipped_at_zero(problem, options)
     n_units = max(problem.n_units, 1)
     batch_size = options.batch_size or min(math.ceil(n_units / DP_SGD_STEPS), LARGEST_BATCH)
     passes = options.passes or PASSES

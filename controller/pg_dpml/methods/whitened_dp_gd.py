@@ -12,7 +12,6 @@ from pg_dpml.methods.dp_gd import (
     Descent,
     DescentPlan,
     Whitening,
-    clipped_loss,
     longest,
     noise_length,
     plan_of,
@@ -22,6 +21,7 @@ from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
+from pg_dpml.training.losses import clipped_at_zero
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.sgd import average_start
@@ -94,7 +94,7 @@ class WhitenedDpGd(PrivateMethod[WhitenedOptions]):
 
 
 def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOptions) -> DescentPlan:
-    loss, gradient_clip, bound = clipped_loss(problem, options)
+    clipped = clipped_at_zero(problem, options)
     d, m = problem.n_features, problem.max_rows_per_unit
     if d > composed.MAX_WHITENED_FEATURES:
         raise GuaranteeError(
@@ -126,7 +126,7 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
     condition = 1.01 * math.sqrt(1.0 + m / ridge)
     gradient_mu = math.sqrt(1.0 - GRAM_SHARE) * mu
     gradient = composed.calibrate_gradients(
-        bound=bound,
+        bound=clipped.bound,
         relation=privacy.relation,
         steps=steps,
         mu=gradient_mu,
@@ -136,13 +136,13 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
         n_features=d,
         condition=condition,
     )
-    budget = n_units * gradient_mu / privacy.relation.gradient_change(bound)
-    curvature = whitened_curvature(m * loss.smoothness, 1.0 / d)
+    budget = n_units * gradient_mu / privacy.relation.gradient_change(clipped.bound)
+    curvature = whitened_curvature(m * clipped.loss.smoothness, 1.0 / d)
     tau = min(noise_length(problem, budget), longest(steps, momentum, curvature))
     descent = Descent(
-        loss=loss,
+        loss=clipped.loss,
         lambda_=0.0,
-        gradient_clip=gradient_clip,
+        gradient_clip=clipped.gradient_clip,
         unit_clip=math.inf,
         steps=steps,
         momentum=momentum,

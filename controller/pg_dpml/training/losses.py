@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pg_dpml.errors import SpecError
@@ -13,8 +14,10 @@ from pg_dpml.training.plan import Problem
 from pg_dpml.training.shared_options import ClippedOptions, LossOptions
 
 __all__ = [
-    "choose_clipped_loss",
+    "Clipped",
     "choose_loss",
+    "clipped_at_zero",
+    "clipped_loss",
     "loss_options",
 ]
 
@@ -25,6 +28,30 @@ LOSS_OF_TASK = {
     "regression": ("squared",),
 }
 """Losses of each task, the default first."""
+
+CLIP_AT_ZERO = {"logistic": 0.5, "squared": 0.5}
+"""Default clips of `clipped_at_zero`; a squared loss has no bound of its own, and takes the same."""
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """A loss and what its gradients are bounded by.
+
+    Attributes
+    ----------
+    loss : Loss
+    gradient_clip : float
+        Clip of the norm of a row's derivatives in its scores; infinity for none beyond the loss's own.
+    row_bound : float
+        Bound on the norm of the gradient of a row.
+    bound : float
+        Bound on the norm of the gradient of all rows of a unit. Source: privacy/README.md, "Unit of privacy".
+    """
+
+    loss: Loss
+    gradient_clip: float
+    row_bound: float
+    bound: float
 
 
 def choose_loss(
@@ -51,10 +78,13 @@ def choose_loss(
     return Loss(kind, n_classes=problem.n_outputs, huber_h=options.huber_h, clip=clip)
 
 
-def choose_clipped_loss(
-    problem: Problem, options: ClippedOptions, default_clips: Mapping[str, float], softmax_clip: float
-) -> tuple[Loss, float]:
-    """The loss of a method that adds noise to gradients, and its clip of a row's derivatives in all scores.
+def clipped_loss(
+    problem: Problem,
+    options: ClippedOptions,
+    default_clips: Mapping[str, float],
+    softmax_clip: float = math.inf,
+) -> Clipped:
+    """The loss of a method that adds noise to gradients, and the bounds on its gradients.
 
     Parameters
     ----------
@@ -66,12 +96,6 @@ def choose_clipped_loss(
     softmax_clip : float
         Default bound on the norm of softmax's derivatives; infinity for none.
 
-    Returns
-    -------
-    Loss
-    float
-        Bound on the norm of a row's derivatives; infinity for none beyond the loss's own.
-
     Raises
     ------
     SpecError
@@ -79,7 +103,14 @@ def choose_clipped_loss(
     """
     softmax = (options.loss or LOSS_OF_TASK[problem.task][0]) == "softmax"
     loss = choose_loss(problem, options, default_clips, None if softmax else options.clip)
-    return loss, (options.clip or softmax_clip) if softmax else math.inf
+    gradient_clip = (options.clip or softmax_clip) if softmax else math.inf
+    row_bound = min(loss.lipschitz, gradient_clip)
+    return Clipped(loss, gradient_clip, row_bound, problem.max_rows_per_unit * row_bound)
+
+
+def clipped_at_zero(problem: Problem, options: ClippedOptions) -> Clipped:
+    """As `clipped_loss`, clipped by default at the gradient of the zero model: no first step is shortened."""
+    return clipped_loss(problem, options, CLIP_AT_ZERO, math.sqrt(1.0 - 1.0 / problem.n_outputs))
 
 
 def loss_options(loss: Loss) -> dict[str, Any]:

@@ -4,28 +4,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import Loss
 from pg_dpml.privacy.noise import growth
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_clipped_loss
+from pg_dpml.training.losses import Clipped
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.sgd import Sgd, run_passes
-from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
+from pg_dpml.training.shared_options import RegularisedOptions
 
 __all__ = [
-    "Clipped",
     "NoisyOptions",
     "NoisyStepsPlan",
-    "clipped_loss",
     "plan_of",
     "poisson_noise",
     "refuse_unused_step_size",
@@ -37,17 +33,6 @@ __all__ = [
 
 WARN_SCORE_NOISE = 2.0
 """Noise in a score above which a model says little: logits of real models are a few units."""
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """A loss and what its gradients are bounded by."""
-
-    loss: Loss
-    gradient_clip: float
-    row_bound: float
-    bound: float
-    """Of the gradients of all rows of a unit. Source: privacy/README.md, "Unit of privacy"."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +56,6 @@ class NoisyStepsPlan(Plan):
     def run(self, job: Job) -> Result:
         """Take the steps on the packed rows; what the server returns carries its noise."""
         return Result(*run_passes(job, self.work))
-
-
-def clipped_loss(
-    problem: Problem, options: ClippedOptions, clips: Mapping[str, float], softmax_clip: float = math.inf
-) -> Clipped:
-    """The loss of a run and the bounds on its gradients."""
-    loss, gradient_clip = choose_clipped_loss(problem, options, clips, softmax_clip)
-    row_bound = min(loss.lipschitz, gradient_clip)
-    return Clipped(loss, gradient_clip, row_bound, problem.max_rows_per_unit * row_bound)
 
 
 def require_schedule(method: str, schedule: str | None) -> None:
