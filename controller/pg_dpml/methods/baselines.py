@@ -19,7 +19,7 @@ from pg_dpml.training.minimise import Goal
 from pg_dpml.training.options import Real, option
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.training.shared_options import RegularisedOptions
+from pg_dpml.training.shared_options import RegularisedOptions, SgdOptions
 
 __all__ = ["Lbfgs", "LbfgsPlan", "NoiselessPlan"]
 
@@ -96,18 +96,10 @@ class LbfgsPlan(Plan):
 
 
 @dataclass(frozen=True)
-class NoiselessOptions(RegularisedOptions):
+class NoiselessOptions(SgdOptions):
     """Options of noiseless."""
 
     passes: int | None = shared_options.passes("at most 20")
-    batch_size: int | None = shared_options.batch_size()
-    schedule: str | None = shared_options.schedule()
-    step_size: float | None = shared_options.step_size()
-    exponent: float = shared_options.exponent()
-    radius: float | None = shared_options.radius()
-    average: str | None = shared_options.average()
-    tail: float | None = shared_options.tail()
-    fresh_order: bool = shared_options.fresh_order()
     tolerance: float | None = option(
         Real(0.0, 1.0), "Stop when the loss falls by less than this share in a pass.", "1e-4"
     )

@@ -29,7 +29,6 @@ from pg_dpml.privacy.choice import NoiseChoice, choose_noise
 from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training import shared_options
 from pg_dpml.training.certified import Certified, Objective, make_certified
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import choose_loss
@@ -37,7 +36,7 @@ from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import Choice, option
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.training.shared_options import RegularisedOptions
+from pg_dpml.training.shared_options import RegularisedOptions, SgdOptions
 
 __all__ = [
     "BoltOn",
@@ -72,15 +71,12 @@ WARN_SCORE_NOISE = 1.0
 """Noise in a score above which a model says little: logits of real models are a few units."""
 
 
-SGD_OPTIONS = (
-    *("passes", "batch_size", "schedule", "step_size", "exponent"),
-    *("radius", "average", "tail", "fresh_order"),
-)
+SGD_OPTIONS = tuple(name for name in SgdOptions.declared() if name not in RegularisedOptions.declared())
 """Options that only the passes of SGD use."""
 
 
 @dataclass(frozen=True)
-class BoltOnOptions(RegularisedOptions):
+class BoltOnOptions(SgdOptions):
     """Options of bolt-on."""
 
     solver: str | None = option(
@@ -90,15 +86,6 @@ class BoltOnOptions(RegularisedOptions):
         + ", ".join(name.replace("_", "-") for name in SGD_OPTIONS)
         + "; else sgd",
     )
-    passes: int | None = shared_options.passes()
-    batch_size: int | None = shared_options.batch_size()
-    schedule: str | None = shared_options.schedule()
-    step_size: float | None = shared_options.step_size()
-    exponent: float = shared_options.exponent()
-    radius: float | None = shared_options.radius()
-    average: str | None = shared_options.average()
-    tail: float | None = shared_options.tail()
-    fresh_order: bool = shared_options.fresh_order()
 
     def with_fixed_passes(self) -> BoltOnOptions:
         """SGD where lambda would make the certified minimiser the default."""

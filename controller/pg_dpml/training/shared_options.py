@@ -13,6 +13,7 @@ __all__ = [
     "ClippedOptions",
     "LossOptions",
     "RegularisedOptions",
+    "SgdOptions",
     "average",
     "batch_size",
     "exponent",
@@ -124,3 +125,18 @@ class RegularisedOptions(ClippedOptions):
     lambda_: float | None = option(
         Real(0.0, 1e6), "L2 regulariser, on every coefficient and the intercept.", "0"
     )
+
+
+@dataclass(frozen=True)
+class SgdOptions(RegularisedOptions):
+    """Options of passes of SGD whose steps carry no noise."""
+
+    passes: int | None = passes()
+    batch_size: int | None = batch_size()
+    schedule: str | None = schedule()
+    step_size: float | None = step_size()
+    exponent: float = exponent()
+    radius: float | None = radius()
+    average: str | None = average()
+    tail: float | None = tail()
+    fresh_order: bool = fresh_order()
