@@ -30,7 +30,7 @@ from pg_dpml.database.session import Session
 from pg_dpml.errors import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED, DpmlError
 from pg_dpml.names import shown, visible_lines
 from pg_dpml.spec.relation import Relation
-from pg_dpml.training.method import method_options, methods
+from pg_dpml.training.method import declared_option, method_options, methods
 from pg_dpml.training.options import shown_name
 
 __all__ = [
@@ -243,16 +243,16 @@ def option_help(name: str) -> str:
         words = next(iter(texts))
     else:
         words = " ".join(f"{', '.join(names)}: {text}" for text, names in texts.items())
-    declared = next(iter(used_by.values()))
+    declared = declared_option(name)
     others = [method for method in methods() if method not in used_by]
     if len(texts) == 1 and others:
         few = len(used_by) <= len(others)
-        words += f" In {', '.join(used_by)}." if few else f" Not in {', '.join(others)}."
+        words += f" Only in {', '.join(used_by)}." if few else f" Not in {', '.join(others)}."
     if isinstance(declared.default, bool):
         return words
     defaults = {one.otherwise for one in used_by.values()}
     otherwise = next(iter(defaults)) if len(defaults) == 1 else "by method"
-    return f"{words} {declared.domain.text}. Default: {otherwise or declared.default}."
+    return f"{words} Values: {declared.domain.text}. Default: {otherwise or declared.default}."
 
 
 def _training_options(**given: Any) -> pg_dpml.TrainSpec:
@@ -263,8 +263,8 @@ def _training_parameters() -> list[inspect.Parameter]:
     """`--method`, and every option that a method declares."""
     help_of_method = " | ".join(methods())
     found = [_parameter("method", str, "auto", typer.Option(help=help_of_method))]
-    for name, used_by in method_options().items():
-        declared = next(iter(used_by.values()))
+    for name in method_options():
+        declared = declared_option(name)
         flag = f"--{shown_name(name).replace('_', '-')}"
         given = declared.domain.type if declared.default is not None else declared.domain.type | None
         found.append(_parameter(name, given, declared.default, typer.Option(flag, help=option_help(name))))

@@ -17,7 +17,7 @@ import typer.main
 from pg_dpml import cli
 from pg_dpml.cli.framework import option_help
 from pg_dpml.errors import DpmlError
-from pg_dpml.training.method import Card, Method, method_options, methods
+from pg_dpml.training.method import Card, Method, declared_option, method_options, methods
 from pg_dpml.training.options import shown_name
 
 __all__ = ["pages"]
@@ -68,7 +68,7 @@ def _options_page() -> Iterator[str]:
     yield ""
     for name, used_by in method_options().items():
         shown = shown_name(name)
-        declared = next(iter(used_by.values()))
+        declared = declared_option(name)
         yield from (f"## {shown}", "", option_help(name), "")
         flag = "" if isinstance(declared.default, bool) else f" {declared.domain.type.__name__.upper()}"
         yield f"`--{shown.replace('_', '-')}{flag}`; methods: {', '.join(f'`{one}`' for one in used_by)}."
@@ -104,7 +104,7 @@ def _card(name: str, method: Method[Any], card: Card) -> Iterator[str]:
     yield from (
         f"## {name}{f', {card.title}' if card.title else ''}",
         "",
-        f"{method.summary.capitalize()}.",
+        f"{method.summary[:1].upper()}{method.summary[1:]}.",
         "",
     )
     yield from _table(

@@ -231,7 +231,8 @@ class DpGd(PrivateMethod[DpGdOptions]):
             theorem='T Gaussian gradient sums, exact composition ("Full-batch gradients").',
             sensitivity="D = 2 m C or m C; with `unit_clip` = U the sum of a unit's gradients is clipped, and"
             " D = 2 U or U.",
-            checked="As above, without a limit on the features.",
+            checked='delta > 0 and large enough for the sampler ("Floating point"); rounding of the '
+            "sums below a hundredth of their sensitivity. No limit of its own on the features.",
             charged="(epsilon, delta).",
             corrected="Divided by the public n, never by the number of rows that a clip left alone.",
         ),

@@ -26,6 +26,7 @@ __all__ = [
     "Example",
     "Method",
     "PrivateMethod",
+    "declared_option",
     "method_options",
     "methods",
     "private_methods",
@@ -54,7 +55,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Card:
-    """The guarantee of a method on one card, in Markdown; docs/methods.md is made of them.
+    """The guarantee of a method on one card, in Markdown; docs/guarantees.md is made of them.
 
     Attributes
     ----------
@@ -185,3 +186,8 @@ def method_options() -> Mapping[str, Mapping[str, Option]]:
         for field_name, declared in method.options.declared().items():
             found.setdefault(field_name, {})[name] = declared
     return found
+
+
+def declared_option(name: str) -> Option:
+    """What an option is in the first method that has it: its domain and its default are those of all."""
+    return next(iter(method_options()[name].values()))

@@ -11,7 +11,7 @@ from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean
 from pg_dpml.spec.checks import as_choice
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training.method import Method, method_options, methods
+from pg_dpml.training.method import Method, declared_option, method_options, methods
 from pg_dpml.training.options import Options, shown_name
 from pg_dpml.training.plan import Plan, Problem
 
@@ -89,12 +89,12 @@ def _is_given(method: Method[Any], name: str, value: object) -> bool:
     if used_by is None:
         known = [shown_name(one) for one in method_options()]
         raise SpecError(f"there is no option {shown_name(name)}{did_you_mean(shown_name(name), known)}")
-    default = next(iter(used_by.values())).default
-    if value is default or (type(value) is type(default) and value == default):
+    declared = declared_option(name)
+    if value is declared.default or (type(value) is type(declared.default) and value == declared.default):
         return False
     if method.name not in used_by:
         # Whoever gives a bad value of another method's option learns of the value first, as of its own.
-        next(iter(used_by.values())).domain.check(value, shown_name(name))
+        declared.domain.check(value, shown_name(name))
         way_out = "name the method" if method.name == "auto" else f"take method = {next(iter(used_by))}"
         raise SpecError(
             f"{shown_name(name)} belongs to method {' or '.join(used_by)}, not to {method.name}: "
