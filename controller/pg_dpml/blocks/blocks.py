@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,9 +134,9 @@ class Blocks:
 
     def whiten(self, whitening: FloatArray, norm: float) -> None:
         """Replace every row x by x norm / ||P x||; P, shape (n_features, n_features), is sent by COPY."""
-        table = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
-        self.session.copy_row(table, ["float8[]"], [whitening.reshape(-1)])
-        self.packed = whiten(self.session, self.source, self.packed, table, norm)
+        old = self.packed.blocks
+        self.packed = self._whitened_rows(whitening, norm)
+        self.session.execute(sql.SQL("DROP TABLE {}").format(old))
 
     def whitened(self, whitening: FloatArray) -> Blocks:
         """A second set of blocks with every row x divided by ||P x||; this set is unchanged.
@@ -146,18 +146,15 @@ class Blocks:
         whitening : ndarray of shape (n_features, n_features)
             The matrix P.
         """
-        matrix = self.work_table("matrix", sql.SQL("p pg_catalog.float8[] NOT NULL"))
-        self.session.copy_row(matrix, ["float8[]"], [whitening.ravel()])
-        blocks = self.work_table("whitened", sql.SQL("block_no integer NOT NULL, block bytea NOT NULL"))
-        self.session.execute(
-            sql.SQL(
-                "INSERT INTO {} (block_no, block) SELECT b.block_no, "
-                "dpml.whiten(b.block, (SELECT m.p FROM {} AS m), 1.0) FROM {} AS b"
-            ).format(blocks, matrix, self.packed.blocks)
-        )
-        white = Blocks(self.session, self.source, replace(self.packed, blocks=blocks))
+        white = Blocks(self.session, self.source, self._whitened_rows(whitening, 1.0))
+        self.tables.append(white.packed.blocks)
         white.tables = self.tables
         return white
+
+    def _whitened_rows(self, whitening: FloatArray, norm: float) -> PackedRows:
+        matrix = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
+        self.session.copy_row(matrix, ["float8[]"], [whitening.reshape(-1)])
+        return whiten(self.session, self.source, self.packed, matrix, norm)
 
     def repack(self) -> None:
         """Put the rows in a fresh random order."""

@@ -182,7 +182,7 @@ def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
 def whiten(
     session: Session, source: Source, packed: PackedRows, matrix: sql.Identifier, norm: float
 ) -> PackedRows:
-    """Replace every row x by x norm / ||P x||, the blocks in any order, and drop the old blocks.
+    """A second table of blocks, in any order, with x norm / ||P x|| for every row x.
 
     `matrix` is a table of one row and one column, P as `float8[]`, row by row.
     Source: privacy/README.md, "Whitened gradients".
@@ -190,9 +190,7 @@ def whiten(
     query = sql.SQL(
         "SELECT b.block_no, dpml.whiten(b.block, (TABLE {matrix}), %(norm)s) FROM {old} AS b"
     ).format(matrix=matrix, old=packed.blocks)
-    whitened = store_blocks(session, source, query, {"norm": norm})
-    session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
-    return whitened
+    return store_blocks(session, source, query, {"norm": norm})
 
 
 def _block_bytes(source: Source) -> int:
