@@ -1182,7 +1182,7 @@ def test_a_refusal_is_exit_code_4_and_says_what_is_left(database: str, tmp_path:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (4, "")
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
     assert (
         "the budget of data set census (epsilon = 0.5, delta = 1e-05 by rule basic) has epsilon = 0.4"
         in done.stderr
