@@ -4,18 +4,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pg_dpml.errors import SpecError
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 from pg_dpml.spec.checks import as_table, require_known
 from pg_dpml.spec.files import read_toml
 from pg_dpml.training.method import method_options
