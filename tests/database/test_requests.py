@@ -734,6 +734,9 @@ BAD_OPTIONS = {
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "noiseless"}}': "is not private",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "lbfgs"}}': "is not private",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": {"a": [1]}}}': "method must be one of",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gs"}}': (
+        r"method must be one of auto, (?!.*(lbfgs|noiseless)).*, not 'dp-gs'; did you mean"
+    ),
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gd", "passes": 1001}}': "passes must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on", "lambda": 1e999}}': "lambda must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-sgd", "batch_size": 100000}}': "batch",

@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields
 from decimal import Decimal
 
 from pg_dpml.errors import SpecError
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 from pg_dpml.runs.grid import train_options
-from pg_dpml.spec.checks import as_table, require_known
+from pg_dpml.spec.checks import as_choice, as_table, require_known
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training.method import methods, private_methods
 from pg_dpml.training.spec import TrainSpec
 
 __all__ = [
@@ -56,7 +51,13 @@ def read_options(text: str, max_epsilon: Decimal) -> tuple[PrivacySpec, TrainSpe
         epsilon = Decimal(repr(privacy["epsilon"]))
         if max_epsilon < epsilon < Decimal("1e300"):  # else it is refused below, as no number for a computer
             raise SpecError(f"epsilon must be at most {max_epsilon:.12g} a request, not {epsilon:.12g}")
-    training = TrainSpec(**train_options(as_table(given.get("training", {}), "training"), "training"))
-    if not training.chosen.private:
-        raise SpecError(f"method {training.method} is not private, and no model of it can be requested")
-    return PrivacySpec(**privacy), training
+    options = train_options(as_table(given.get("training", {}), "training"), "training")
+    _require_private(options.get("method", "auto"))
+    return PrivacySpec(**privacy), TrainSpec(**options)
+
+
+def _require_private(method: object) -> None:
+    """Reject anything but the name of a private method; the errors offer no other."""
+    if isinstance(method, str) and method in methods() and not methods()[method].private:
+        raise SpecError(f"method {method} is not private, and no model of it can be requested")
+    as_choice(method, "method", private_methods())
