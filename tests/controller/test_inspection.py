@@ -221,6 +221,43 @@ def test_a_template_is_complete_where_the_catalog_is(tmp_path: Path) -> None:
         assert f"# [columns.{left_out}]\n# Left out: " in text
 
 
+@pytest.mark.parametrize(
+    ("column", "named"),
+    [
+        (CatalogColumn("visit_id", WHOLE, "the visit", None, between(0, 9), ("((visit_id > 0))",)), 2),
+        (CatalogColumn("name", TEXT, facts=Facts(levels=("a", "b"))), 1),
+        (CatalogColumn("email", TEXT, facts=Facts(levels=tuple(f"a{i}@b.c" for i in range(40)))), 1),
+        (CatalogColumn("period_id", ColumnType("date", "date"), facts=DATES), 2),
+        (CatalogColumn("account_id", NUMBER, facts=at_least(0)), 2),
+    ],
+)
+def test_a_section_left_out_by_its_name_says_which_lines_to_uncomment(
+    column: CatalogColumn, named: int, tmp_path: Path
+) -> None:
+    """Those lines, and no other, lose their #, and the rest stays a comment."""
+    text = spec_template(catalog(CatalogColumn("ill", ColumnType("boolean", "boolean")), column), "ill")
+    head, section = text.split(f"# [columns.{column.name}]\n")
+    prose = " ".join(section.replace("\n# ", " ").split())
+    found = re.search(r"remove the # of the line above, and of these below: (.*?)\.", prose)
+    assert found is not None
+    keys = found[1].split(", ")
+    assert len(keys) == named
+    for key in keys:
+        name, _, several = key.partition(" ")
+        assert several in ("", "up to its ]")
+        end = r"[^]]*\]$" if several else ".*$"
+        section, places = re.subn(
+            rf"^# {name} = {end}",
+            lambda lines: re.sub("^# ", "", lines[0], flags=re.MULTILINE),
+            section,
+            flags=re.MULTILINE,
+        )
+        assert places == 1
+    filled = {key: "1" for key in keys if f'{key} = "FILL IN"' in section}
+    spec = load(f"{head}[columns.{column.name}]\n{section}", tmp_path, **filled)
+    assert [one.name for one in spec.columns] == [column.name]
+
+
 def test_a_template_names_what_is_open(tmp_path: Path) -> None:
     table = catalog(
         CatalogColumn("y", TEXT),

@@ -59,6 +59,7 @@ _ALIKE = 10
 """From this many columns of one type without bounds on, a template has [defaults]."""
 _FEW_VALUES = 10
 """A range of fewer whole numbers than this may be classes."""
+_BY_NAME = "Left out: by its name it identifies people or rows."
 
 _PRECISION = re.compile(r"numeric\((\d+),(\d+)\)")
 _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
@@ -185,12 +186,17 @@ def _alike(table: CatalogTable, label: str | None) -> list[CatalogColumn]:
 def _column_lines(column: CatalogColumn, *, by_default: bool) -> list[str]:
     """The section of a feature; as comments if the column should or can not be one."""
     encoding = ["# lower and upper: [defaults]"] if by_default else _encoding_lines(column)
-    lines = [f"[columns.{toml_key(column.name)}]", *_description(column), *encoding]
+    head = f"[columns.{toml_key(column.name)}]"
     reason = _reason_against(column)
     if reason is None:
-        return lines
-    commented = [line if line.startswith("#") else f"# {line}" for line in "\n".join(lines).split("\n")]
-    return [commented[0], *_comment(reason), *commented[1:]]
+        return [head, *_description(column), *encoding]
+    if reason == _BY_NAME:
+        keys = [line.split(" = ")[0] + (" up to its ]" if "\n" in line else "") for line in encoding]
+        reason += (
+            f" If it describes them, remove the # of the line above, and of these below: {', '.join(keys)}."
+        )
+    commented = [f"# {line}" for line in "\n".join([head, *encoding]).split("\n")]
+    return [commented[0], *_comment(reason), *_description(column), *commented[1:]]
 
 
 def _reason_against(column: CatalogColumn) -> str | None:
@@ -200,7 +206,7 @@ def _reason_against(column: CatalogColumn) -> str | None:
     if column.key is not None:
         return f"Left out: {column.key}, it identifies rows rather than describing them."
     if looks_like_person(column.name, kind) or looks_like_key(column.name, kind):
-        return "Left out: by its name it identifies people or rows. If it describes them, remove the #."
+        return _BY_NAME
     return None
 
 
