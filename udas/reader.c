@@ -108,7 +108,10 @@ reject_type(const char *what, const char *name, Oid type, const char *allowed)
 	ereport(ERROR,
 			(errcode(ERRCODE_DATATYPE_MISMATCH),
 			 errmsg("column \"%s\" of type %s cannot be read as %s", name, format_type_be(type), what),
-			 errhint("Use one of the types %s.", allowed)));
+			 errhint("Use one of the types %s.%s", allowed,
+					 type == TEXTOID || type == UNKNOWNOID
+					 ? "  A NULL or literal without a type needs a cast, such as NULL::integer or 'x'::text."
+					 : "")));
 }
 
 #define LISTED_TYPES "smallint, integer, bigint, real, double precision, numeric, boolean, date"

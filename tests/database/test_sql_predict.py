@@ -169,6 +169,21 @@ def test_the_label_of_a_record_does_not_matter(people: psycopg.Connection) -> No
         ask(people, "label", "regression")
 
 
+def test_a_null_without_a_type_is_told_its_cast(people: psycopg.Connection) -> None:
+    """It is of type unknown in a record, and of type text from a subquery; one cast cures both."""
+    store(people, "regression")
+    alone = "SELECT dpml.predict('regression', ROW({}, 'Private'::text))"
+    joined = "SELECT dpml.predict('regression', t) FROM (SELECT {} AS age, 'Private'::text AS work) t"
+    for query, type_ in ((alone, "unknown"), (joined, "text")):
+        with pytest.raises(errors.DatatypeMismatch, match=f"of type {type_} cannot be read") as caught:
+            people.execute(query.format("NULL"))
+        assert "such as NULL::integer" in (caught.value.diag.message_hint or "")
+        assert people.execute(query.format("NULL::integer")).fetchone() is not None
+    with pytest.raises(errors.DatatypeMismatch) as caught:
+        people.execute(alone.format("'12:00'::time"))
+    assert "NULL" not in (caught.value.diag.message_hint or "")
+
+
 @pytest.mark.parametrize(
     ("kind", "given", "wanted"),
     [
