@@ -334,6 +334,7 @@ def test_what_is_charged(database: str, connection: psycopg.Connection, relation
     text = " ".join(evaluation_report.evaluation_text(found).split())
     for expected in ("private rows", "+-", f"entry {found.error.charge}", relation.value, "(0.5, "):
         assert expected in text
+    assert "Rows whose label is NULL or undeclared count as errors." in text
     record = evaluation_report.evaluation_record(found)
     assert record["error"]["guarantee"]["relation"] == relation.value
     assert "confusion" not in record
@@ -348,6 +349,7 @@ def test_what_a_regression_is_charged(database: str, connection: psycopg.Connect
     assert mechanism["sensitivity"] == 2**20
     assert mechanism["scale"] == pytest.approx(2**20 / 2.0)
     assert "clipped at 4" in evaluation_report.evaluation_text(found)
+    assert "NULL or no number count with the largest error, 4." in evaluation_report.evaluation_text(found)
 
 
 def test_units_of_the_model(database: str, connection: psycopg.Connection) -> None:
@@ -361,7 +363,9 @@ def test_units_of_the_model(database: str, connection: psycopg.Connection) -> No
     ((*entry, mechanism),) = charges(connection)
     assert (found.n_rows, entry[-1]) == (used, used)
     assert (mechanism["unit"], mechanism["max_rows_per_unit"], mechanism["sensitivity"]) == ("family", 3, 3)
-    assert "same family, of which at most 3" in " ".join(evaluation_report.evaluation_text(found).split())
+    assert "privacy of all rows with one value of family, of which at most 3" in " ".join(
+        evaluation_report.evaluation_text(found).split()
+    )
 
 
 # The order: charge, then read

@@ -11,7 +11,8 @@ from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.evaluation.noisy_error import NoisyError
 from pg_dpml.names import shown
-from pg_dpml.reports.words import NOT_PRIVATE, SHOWN, unit_text
+from pg_dpml.privacy.meaning import protected
+from pg_dpml.reports.words import NOT_PRIVATE, SHOWN
 from pg_dpml.tables.stamp import OWNER_ONLY
 
 __all__ = [
@@ -73,18 +74,23 @@ def _error_lines(error: NoisyError) -> list[str]:
     if error.clip is None:
         bar = bar.format(f"{error.half_width:.2%}")
         lines = [f"Accuracy   {1.0 - error.value:7.2%}", f"Error rate {error.value:7.2%} {bar}"]
+        unlabelled = "Rows whose label is NULL or undeclared count as errors."
     else:
         bar = bar.format(f"{error.half_width:.3g}")
         lines = [
             f"Mean squared error {error.value:.6g} {bar}, each row's clipped at {error.clip:g}",
             f"Its root           {error.value**0.5:.6g}",
         ]
+        unlabelled = f"Rows whose label is NULL or no number count with the largest error, {error.clip:g}."
+    whose = "these rows"
+    if guarantee.unit is not None:
+        whose = f"{protected(guarantee)}, of which at most {guarantee.max_rows_per_unit} are used"
     released = (
-        f"Released under ({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of these rows "
+        f"Released under ({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of {whose} "
         f"({guarantee.relation.value}) and charged as entry {error.charge} of dpml.ledger: for rows that "
-        f"the model was trained on, this adds to what the model spent.{unit_text(guarantee)}"
+        "the model was trained on, this adds to what the model spent."
     )
-    return [*lines, textwrap.fill(released, 100)]
+    return [*lines, textwrap.fill(unlabelled, 100), textwrap.fill(released, 100)]
 
 
 def _confusion_lines(evaluation: Evaluation) -> list[str]:
