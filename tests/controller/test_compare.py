@@ -80,7 +80,7 @@ def test_text() -> None:
     assert "55.00%" in line_of(text, "majority", "class")
     numbers = replace(COMPARISON, figure="r_squared", task="regression", unit="family", splits=1)
     text = comparison_report.comparison_text(numbers)
-    for words in ("R squared", "1 random split,", "values of family", "0.7000"):
+    for words in ("R squared", "1 random split,", "units of family", "0.7000"):
         assert words in text
 
 

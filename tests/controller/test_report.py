@@ -210,6 +210,37 @@ def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> N
     assert "becomes at most <b>95.3 %</b>" in " ".join(html(replace(MODEL, privacy=privacy)).split())
 
 
+@pytest.mark.parametrize(
+    ("relation", "unit", "neighbours"),
+    [
+        ("replace_one", None, "one row's values may be replaced by any others; the number of rows is public"),
+        ("add_remove", None, "one row may be blanked out to a zero row; the number of rows is public"),
+        (
+            "replace_one",
+            "Patient ID",
+            'the values of all rows with one value of "Patient ID" may be replaced by any others; '
+            "which rows these are is public, and at most 5 of them are used",
+        ),
+        (
+            "add_remove",
+            "patient",
+            "all rows with one value of patient may be blanked out to zero rows; "
+            "which rows these are is public, and at most 5 of them are used",
+        ),
+    ],
+)
+@words_only
+def test_neighbours_are_those_of_the_unit(relation: str, unit: str | None, neighbours: str) -> None:
+    privacy = {**MODEL.privacy, "relation": relation, "unit": unit, "max_rows_per_unit": 5}
+    model = replace(MODEL, privacy=privacy)
+    text = " ".join(model_report.model_text(model).split())
+    assert f"Neighbours ({relation}): {neighbours}. Public:" in text
+    assert ("one row" in text) == (unit is None)
+    page = words_of(html(model))
+    assert f"{relation}: {neighbours.partition(', and at most')[0]}" in page
+    assert page.count("which rows these are is public") == (unit is not None)
+
+
 def test_a_percentage_stays_on_one_line() -> None:
     for filler in range(100):
         text = "\n".join(words.filled_lines([("Meaning", f"{'x ' * filler}50 % becomes 73.1 %")]))

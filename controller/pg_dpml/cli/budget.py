@@ -153,10 +153,7 @@ class _State:
         rows = [
             ("Data set", shown(budget.dataset)),
             ("Budget", budget.meaning),
-            (
-                "Protects",
-                f"{budget.relation.meaning}; unit: {'a row' if budget.unit is None else shown(budget.unit)}",
-            ),
+            ("Protects", budget.relation.meaning(budget.unit)),
             ("One run", budget.terms.meaning),
             (
                 "Tables",

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pg_dpml.evaluation.metrics import left_out_words
-from pg_dpml.names import shown, visible
-from pg_dpml.reports.words import aligned_lines
+from pg_dpml.names import visible
+from pg_dpml.reports.words import aligned_lines, size_text
 from pg_dpml.runs.compare import Comparison, ComparisonEntry
 from pg_dpml.tables.stamp import OWNER_ONLY
 
@@ -79,11 +79,11 @@ COMPARISON_HEAD = ("METHOD", "EPSILON", "MEAN", "SD", "PASSES", "SECONDS")
 def comparison_headings(comparison: Comparison) -> tuple[str, str]:
     """What was measured, and how to read the columns of `comparison_rows`."""
     figure = "R squared" if comparison.figure == "r_squared" else "Accuracy"
-    unit = "rows" if comparison.unit is None else f"values of {shown(comparison.unit)}"
     splits = "1 random split" if comparison.splits == 1 else f"{comparison.splits} random splits"
     return (
-        f"{figure} on {visible(comparison.table)}: {splits}, {comparison.n_train:,} {unit} to train on and "
-        f"{comparison.n_test:,} to measure; delta = {comparison.delta:.3g}, {comparison.relation.value}.",
+        f"{figure} on {visible(comparison.table)}: {splits}, "
+        f"{size_text(comparison.n_train, comparison.unit)} to train on and {comparison.n_test:,} to measure; "
+        f"delta = {comparison.delta:.3g}, {comparison.relation.value}.",
         "SD is that of one split, its noise included; PASSES and SECONDS are those of training, their means. "
         "dpml plan shows the noise.",
     )

@@ -14,7 +14,7 @@ from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.ledger.models import Charge, Model
 from pg_dpml.names import shown, visible_lines
 from pg_dpml.privacy.guarantee import Guarantee
-from pg_dpml.privacy.meaning import chance_text, odds_factor, posterior, share_text, suspicion
+from pg_dpml.privacy.meaning import chance_text, odds_factor, posterior, protected, share_text, suspicion
 from pg_dpml.reports import plots
 from pg_dpml.reports.comparison_report import (
     COMPARISON_HEAD,
@@ -212,17 +212,13 @@ Whatever is computed from the model reveals no more.</p>
 
 
 def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
-    unit, stands_for = "one row of the table; one person must have one row", ""
+    unit = "one row of the table; one person must have one row"
     if guarantee.unit is not None:
-        stands_for = " A row here stands for a protected unit."
-        unit = (
-            f"all rows with the same {shown(guarantee.unit)}, of which at most {guarantee.max_rows_per_unit} "
-            "are used; which rows these are is public"
-        )
+        unit = f"{protected(guarantee)}, of which at most {guarantee.max_rows_per_unit} are used"
     return [
         ("Guarantee", f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy"),
         ("Protected unit", unit),
-        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning}.{stands_for}"),
+        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning(guarantee.unit)}"),
         (
             "Public",
             "names of table and columns, bounds, category levels, classes, the number of rows, the training "

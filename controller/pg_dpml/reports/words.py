@@ -25,7 +25,6 @@ __all__ = [
     "promise_lines",
     "size_text",
     "stored_text",
-    "unit_text",
 ]
 
 
@@ -48,16 +47,6 @@ def guarantee_of(model: Model) -> Guarantee | None:
     return PrivacyRecord.from_json(model.privacy).guarantee
 
 
-def unit_text(guarantee: Guarantee) -> str:
-    """What a row stands for, where it is not one row."""
-    if guarantee.unit is None:
-        return ""
-    return (
-        f" A row here stands for all rows with the same {shown(guarantee.unit)}, of which at most "
-        f"{guarantee.max_rows_per_unit} are used; which rows these are is public."
-    )
-
-
 def size_text(n_units: int, unit: str | None, max_rows_per_unit: int | None = None) -> str:
     """How large a table is: rows, or units of privacy of so many rows."""
     if unit is None:
@@ -73,16 +62,17 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
         return NOT_PRIVATE
     return (
         f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy: whatever else an attacker "
-        f"knows, the released model changes the odds of any claim about one row by at most a factor "
-        f"e^{guarantee.epsilon:g} = {odds_factor(guarantee.epsilon)}, except with probability "
+        f"knows, the released model changes the odds of any claim about {protected(guarantee)} by at most a "
+        f"factor e^{guarantee.epsilon:g} = {odds_factor(guarantee.epsilon)}, except with probability "
         f"{guarantee.delta:.3g}. Neighbours ({guarantee.relation.value}): {neighbours_text(guarantee)}"
     )
 
 
 def neighbours_text(guarantee: Guarantee) -> str:
     """Which tables the guarantee holds between, and what is public in both."""
+    used = "" if guarantee.unit is None else f", and at most {guarantee.max_rows_per_unit} of them are used"
     return (
-        f"{guarantee.relation.meaning}.{unit_text(guarantee)} "
+        f"{guarantee.relation.meaning(guarantee.unit)}{used}. "
         "Public: the table's and columns' names, bounds, levels, the number of rows, the training settings."
     )
 

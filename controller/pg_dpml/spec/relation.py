@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import enum
 
+from pg_dpml.names import shown
+
 __all__ = ["Relation"]
 
 
@@ -20,12 +22,23 @@ class Relation(enum.Enum):
     ADD_REMOVE = "add_remove"
     """One row becomes a zero row (the zero-out form of adding or removing it)."""
 
-    @property
-    def meaning(self) -> str:
-        """The relation in words, for reports."""
+    def meaning(self, unit: str | None = None) -> str:
+        """The relation in words, for reports.
+
+        Parameters
+        ----------
+        unit : str or None
+            Column of the unit of privacy; None for a row.
+        """
+        if unit is None:
+            whose, zero, fixed = "one row", "a zero row", "the number of rows is public"
+        else:
+            whose, zero = f"all rows with one value of {shown(unit)}", "zero rows"
+            fixed = "which rows these are is public"
         if self is Relation.REPLACE_ONE:
-            return "one row's values may be replaced by any others; the number of rows is public"
-        return "one row may be blanked out to a zero row; the number of rows is public"
+            changed = "one row's values" if unit is None else f"the values of {whose}"
+            return f"{changed} may be replaced by any others; {fixed}"
+        return f"{whose} may be blanked out to {zero}; {fixed}"
 
     def gradient_change(self, lipschitz: float) -> float:
         """How far one row can move a sum of gradients.
