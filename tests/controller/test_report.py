@@ -22,7 +22,8 @@ from pg_dpml.evaluation.metrics import CalibrationBin
 from pg_dpml.ledger.models import Charge, Model
 from pg_dpml.privacy.meaning import belief_text, chance_text, posterior, share_text, suspicion
 from pg_dpml.reports import evaluation_report, model_report, plots, words
-from pg_dpml.reports.html import LONGEST_WORD, model_html
+from pg_dpml.reports.html import model_html
+from pg_dpml.reports.page import LONGEST_WORD
 
 EVIL = "<script>alert('&')</script>"
 WHEN = datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc)
@@ -207,7 +208,9 @@ def test_the_meaning_is_that_of_the_report(relation: str, unit: str | None) -> N
     assert "a belief of 50 % becomes at most 95.3 % by seeing the model" in text
     assert "except with probability 1e-06 (one in a million)" in text
     assert "except" not in belief_text(replace(guarantee, delta=0.0))
-    assert "becomes at most <b>95.3 %</b>" in " ".join(html(replace(MODEL, privacy=privacy)).split())
+    assert "becomes at most <b class=whole>95.3 %</b>" in " ".join(
+        html(replace(MODEL, privacy=privacy)).split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -497,6 +500,12 @@ def test_html_of_a_whitened_model() -> None:
     assert "noise of the standard deviation in the last column" in text
     assert "FeatureCoefficientNoiseq-3.00002.5s" in text
     assert "whitening" not in words_of(html())
+    assert "neither the predicted class nor how coefficients compare" in text
+    numbers = words_of(html(replace(WHITENED, task="regression", classes=None), evaluation=None))
+    assert "changes the predicted numbers. It does not change how coefficients compare" in numbers
+    assert "predicted class" not in numbers
+    damped = replace(WHITENED, privacy=dict(MODEL.privacy) | {"noise": NOISE | {"damped": True}})
+    assert "noise of at most the standard deviation in the last column" in words_of(html(damped))
     several = replace(
         WHITENED, task="multiclass", loss="softmax", classes=("a", "b", "c"), weights=np.arange(12.0) - 5.0
     )

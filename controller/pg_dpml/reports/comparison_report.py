@@ -84,7 +84,7 @@ def comparison_headings(comparison: Comparison) -> tuple[str, str]:
         f"{figure} on {visible(comparison.table)}: {splits}, "
         f"{size_text(comparison.n_train, comparison.unit)} to train on and {comparison.n_test:,} to measure; "
         f"delta = {comparison.delta:.3g}, {comparison.relation.value}.",
-        "SD is that of one split, its noise included; PASSES and SECONDS are those of training, their means. "
+        "SD is that of one split, its noise included; passes and seconds are those of training, their means. "
         "dpml plan shows the noise.",
     )
 

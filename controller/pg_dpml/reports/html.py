@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.ledger.models import Charge, Model
-from pg_dpml.names import shown, visible_lines
+from pg_dpml.names import shown
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.meaning import chance_text, odds_factor, posterior, protected, share_text, suspicion
-from pg_dpml.reports import plots
+from pg_dpml.reports import page, plots
 from pg_dpml.reports.comparison_report import (
     COMPARISON_HEAD,
     comparison_headings,
@@ -24,6 +22,7 @@ from pg_dpml.reports.comparison_report import (
     comparison_warnings,
 )
 from pg_dpml.reports.model_report import Coefficient, coefficients, noise_bound
+from pg_dpml.reports.page import escape, is_long
 from pg_dpml.reports.words import NOT_PRIVATE, guarantee_of, passes_text, size_text
 from pg_dpml.runs.compare import Comparison
 
@@ -35,42 +34,6 @@ SHOWN = 40
 PRIORS = (0.01, 0.1, 0.5)
 MOST_CLASSES = 12
 """A larger confusion matrix is not drawn."""
-
-LONGEST_WORD = 24
-"""Letters that stay together in a cell. A longer name is broken where the page ends."""
-
-_STYLE = """
-:root { color-scheme: light dark; --text: #222; --muted: #555; --line: #ddd; --back: #fff; --card: #f3f7fc;
-  --edge: #9db8d9; --group: #eef0f3 }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e6ea; --muted: #a9afb8; --line: #3a4048;
-  --back: #16191d; --card: #1d2530; --edge: #47617f; --group: #23282f } }
-body { font: 1rem/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 54rem;
-  margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.75rem; line-height: 1.2 } h2 { font-size: 1.25rem; margin-top: 2.5rem }
-table { border-collapse: collapse; margin: .8rem 0 }
-.wide { overflow-x: auto }
-th, td { text-align: left; vertical-align: top; padding: .3rem 1.2rem .3rem 0;
-  border-bottom: 1px solid var(--line) }
-.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
-.key { white-space: nowrap; font-weight: 600 }
-.long { overflow-wrap: anywhere; min-width: 12rem }
-.group td { background: var(--group); font-weight: 600; padding-left: .4rem }
-.level { padding-left: 1.4rem }
-.card { border: 1px solid var(--edge); background: var(--card); border-radius: 6px; padding: .3rem 1.2rem }
-.stamp { color: #fff; background: #b00000; font-weight: bold; border-radius: 6px; padding: .8rem 1.2rem }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 4px } figure { margin: 1rem 0 }
-.note { color: var(--muted); font-size: .875rem }
-@media (max-width: 36rem) { .facts, .facts tbody, .facts tr, .facts td { display: block; padding-right: 0 }
-  .facts td { border: 0 } .facts tr { border-bottom: 1px solid var(--line); padding: .3rem 0 }
-  .key { white-space: normal } }
-@media print { body { max-width: none; margin: 0; font-size: 10pt; color: #000; background: #fff }
-  .card { background: none } h2, tr, figure { break-inside: avoid } h2 { break-after: avoid } }
-"""
-
-
-def escape(text: str) -> str:
-    """A text as HTML that shows every character of it."""
-    return html.escape(visible_lines(text))
 
 
 def model_html(
@@ -102,7 +65,7 @@ def model_html(
         _coefficients(model),
         _provenance(model, versions),
     ]
-    return _page(title, sections)
+    return page.document(title, sections)
 
 
 def comparison_html(comparison: Comparison) -> str:
@@ -110,7 +73,12 @@ def comparison_html(comparison: Comparison) -> str:
     title = f"Methods on {comparison.table}"
     stamp = comparison_stamp(comparison)
     what, columns = comparison_headings(comparison)
-    picture = _picture(
+    heads = [head if head == "SD" else head.capitalize() for head in COMPARISON_HEAD]
+    rows = [
+        row if entry.refusal is None else (*row[:2], row[-1])
+        for entry, row in zip(comparison.entries, comparison_rows(comparison), strict=True)
+    ]
+    picture = page.picture(
         plots.comparison_plot(comparison, stamp),
         "Mean of the splits against epsilon; bars are one standard deviation of a split",
     )
@@ -120,21 +88,10 @@ def comparison_html(comparison: Comparison) -> str:
         f"<p>{escape(what)}</p>",
         *(f"<p>{escape(warning)}</p>" for warning in comparison_warnings(comparison, values=False)),
         picture,
-        _table(comparison_rows(comparison), [head.capitalize() for head in COMPARISON_HEAD], range(2, 6)),
+        page.table(rows, heads, range(2, len(heads))),
         f'<p class="note">{escape(columns)}</p>',
     ]
-    return _page(title, sections)
-
-
-def _page(title: str, sections: Iterable[str]) -> str:
-    """A document that loads nothing; sections are HTML, and empty ones are left out."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</body>\n</html>\n"
-    )
+    return page.document(title, sections)
 
 
 def _stamp(model: Model) -> str:
@@ -143,44 +100,6 @@ def _stamp(model: Model) -> str:
     return (
         f'<p class="stamp">{escape(NOT_PRIVATE)} It was made without noise, and may reveal rows of its '
         "training table.</p>"
-    )
-
-
-def _is_long(text: str) -> bool:
-    """Whether a cell has a word that may be broken."""
-    return max(map(len, text.split()), default=0) > LONGEST_WORD
-
-
-def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numeric: Sequence[int] = ()) -> str:
-    """A table of escaped cells, columns in `numeric` set to the right. One too wide for a page scrolls."""
-
-    def cell(text: str, tag: str, i: int) -> str:
-        of_class = " class=n" if i in numeric else " class=long" if _is_long(text) else ""
-        return f"<{tag}{of_class}>{escape(text)}</{tag}>"
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        return f"<tr>{''.join(cell(text, tag, i) for i, text in enumerate(cells))}</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    return f"<div class=wide><table>{line(head, 'th') if head else ''}{body}</table></div>"
-
-
-def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and what they stand for; on a narrow page one stands below the other."""
-
-    def line(name: str, text: str) -> str:
-        of_class = " class=long" if _is_long(text) else ""
-        return f"<tr><td class=key>{escape(name)}</td><td{of_class}>{escape(text)}</td></tr>"
-
-    return f"<div class=wide><table class=facts>{''.join(line(*row) for row in rows)}</table></div>"
-
-
-def _picture(png: bytes, caption: str) -> str:
-    data = base64.b64encode(png).decode("ascii")
-    width = int.from_bytes(png[16:20], "big") * 96 // plots.DPI
-    return (
-        f'<figure><img alt="{escape(caption)}" width="{width}" src="data:image/png;base64,{data}">'
-        f'<figcaption class="note">{escape(caption)}</figcaption></figure>'
     )
 
 
@@ -202,12 +121,12 @@ def _guarantee_card(model: Model, charges: Sequence[Charge] | None) -> str:
 <div class="card">
 <p>Suppose that an attacker knows all the rest of the training table and {escape(suspicion(guarantee))}.
 Seeing this model multiplies the odds of the guess, against any other, by at most
-e<sup>{guarantee.epsilon:g}</sup> = {odds}, and divides them by no more. A belief of 50 % becomes at most
-<b>{share_text(posterior(0.5, guarantee.epsilon))}</b>.</p>
-{_table(rows, head)}
+e<sup>{guarantee.epsilon:g}</sup> = {odds}, and divides them by no more. A belief of 50&nbsp;% becomes at most
+<b class=whole>{share_text(posterior(0.5, guarantee.epsilon))}</b>.</p>
+{page.table(rows, head)}
 <p>This fails with probability at most delta = {guarantee.delta:.3g}, or {chance_text(guarantee.delta)}.
 Whatever is computed from the model reveals no more.</p>
-{_facts(_terms(guarantee, _spending(model, charges)))}
+{page.facts(_terms(guarantee, _spending(model, charges)))}
 </div>"""
 
 
@@ -246,7 +165,7 @@ def _coefficients(model: Model) -> str:
         unit, heads = "norm of a feature's coefficients over the classes", list(model.classes or ())
     bands = [one.noise * math.sqrt(len(model.matrix)) for one in shown_ones if one.noise is not None]
     what = "All" if len(shown_ones) == len(found) else f"The {len(shown_ones)} largest of {len(found)}"
-    picture = _picture(
+    picture = page.picture(
         plots.coefficient_plot(names, sizes, bands, unit),
         f"{what} coefficients, those of one column together",
     )
@@ -255,9 +174,12 @@ def _coefficients(model: Model) -> str:
         heads.append("Noise")
     words = [_direction_words(model), _noise_words(model, found[0], by_feature=by_feature)]
     if model.whitening is not None:
+        changes = "the predicted numbers. It does not change"
+        if model.task != "regression":
+            changes = "probabilities. It changes neither the predicted class nor"
         words.append(
-            "The model divides each score by a length that depends on the row. This changes probabilities "
-            "and predicted numbers. It changes neither the predicted class nor how coefficients compare."
+            "The model divides each score by a length that depends on the row. "
+            f"This changes {changes} how coefficients compare."
         )
     text = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in words if sentence)
     table = _coefficient_table(groups, heads, by_feature=by_feature)
@@ -288,7 +210,7 @@ def _coefficient_table(
             numbers = [f"{weight:+.4f}" for weight in one.weights]
             numbers += [f"{one.noise:.3g}"] if by_feature else []
             cells = "".join(f"<td class=n>{escape(number)}</td>" for number in numbers)
-            of_class = " class=long" if _is_long(name) else " class=level" if together else ""
+            of_class = " class=long" if is_long(name) else " class=level" if together else ""
             lines.append(f"<tr><td{of_class}>{escape(name)}</td>{cells}</tr>")
     return f"<div class=wide><table>{''.join(lines)}</table></div>"
 
@@ -317,7 +239,7 @@ def _sides(model: Model) -> tuple[str, str]:
 def _noise_words(model: Model, one: Coefficient, *, by_feature: bool) -> str:
     if one.noise is None:
         return "The coefficients carry no noise."
-    size = "the standard deviation in the last column"
+    size = f"{noise_bound(model)}the standard deviation in the last column"
     if not by_feature:
         size = f"standard deviation {noise_bound(model)}{one.noise:.3g}"
     return (
@@ -344,16 +266,16 @@ def _accuracy(model: Model, evaluation: Evaluation | None) -> str:
     pictures = []
     if evaluation.confusion and model.classes is not None and len(model.classes) <= MOST_CLASSES:
         png = plots.confusion_plot(model.classes, evaluation.confusion)
-        pictures.append(_picture(png, "Confusion: rows by actual and predicted class"))
+        pictures.append(page.picture(png, "Confusion: rows by actual and predicted class"))
     if evaluation.roc:
-        pictures.append(_picture(plots.roc_plot(evaluation.roc), "ROC curve"))
+        pictures.append(page.picture(plots.roc_plot(evaluation.roc), "ROC curve"))
     if evaluation.calibration:
         png = plots.calibration_plot(evaluation.calibration)
-        pictures.append(_picture(png, "Calibration: probability predicted, share observed"))
+        pictures.append(page.picture(png, "Calibration: probability predicted, share observed"))
     warnings = [
         f"<p>Warning: {escape(words)}</p>" for words in left_out_words(evaluation.left_out, values=False)
     ]
-    return "<h2>Accuracy on public rows</h2>\n" + _facts(rows) + "\n".join([*warnings, *pictures])
+    return "<h2>Accuracy on public rows</h2>\n" + page.facts(rows) + "\n".join([*warnings, *pictures])
 
 
 def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
@@ -383,4 +305,4 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
         *((f"{name}, when trained", str(value)) for name, value in training.get("versions", {}).items()),
         *((f"{name}, of this report", value) for name, value in versions.items()),
     ]
-    return "<h2>Provenance</h2>\n" + _facts(rows)
+    return "<h2>Provenance</h2>\n" + page.facts(rows)
