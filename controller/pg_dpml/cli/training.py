@@ -6,7 +6,6 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +31,7 @@ from pg_dpml.ledger import budgets, charging, runs_left
 from pg_dpml.names import shown, visible
 from pg_dpml.reports import comparison_report, evaluation_report, plan_report, plots, result_report
 from pg_dpml.reports.html import comparison_html
+from pg_dpml.reports.words import filled_lines
 from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS, default_methods
 from pg_dpml.runs.planning import alternatives, priced_at
 from pg_dpml.server.demo import adult_server, run_demo
@@ -110,7 +110,7 @@ def train(
 
 
 def _account(output: Output, charge: int | None) -> tuple[str, dict[str, Any]] | None:
-    """What a run left of its budget, in words and for JSON; nothing where it has none, or cannot be asked."""
+    """What is left of a run's budget, in words and for JSON; None without a budget that can be read."""
     if charge is None:
         return None
     try:
@@ -129,11 +129,11 @@ def _account(output: Output, charge: int | None) -> tuple[str, dict[str, Any]] |
         "left": {"loss": str(left.cost.loss), "delta": str(left.cost.delta)},
         "runs_left": [{"count": run.count, "text": run.text} for run in runs],
     }
-    return textwrap.fill(f"{'Budget':<12}{text}", 100, subsequent_indent=" " * 12), record
+    return filled_lines([("Budget", text)])[0], record
 
 
 def _next(name: str) -> str:
-    """What to do with a new model."""
+    """Commands for a new model."""
     literal = name.replace("'", "''")
     command = f"dpml evaluate {shlex.quote(name)} --table TABLE"
     return (

@@ -29,14 +29,14 @@ _LARGE = (
 
 
 def posterior(prior: float, epsilon: float) -> float:
-    """Largest belief that an attacker of some prior can reach, where delta does not strike.
+    """Largest belief that an attacker can reach, except with probability delta.
 
     Parameters
     ----------
     prior : float
-        In (0, 1).
+        Belief before, in (0, 1).
     epsilon : float
-        The odds grow by at most e^epsilon; of -epsilon, the least belief.
+        Logarithm of the factor by which the odds grow at most. With -epsilon the result is the least belief.
     """
     return prior / (prior + (1.0 - prior) * math.exp(-epsilon))
 
@@ -87,7 +87,7 @@ def suspicion(guarantee: Guarantee) -> str:
 
 
 def belief_text(guarantee: Guarantee) -> str:
-    """What the guarantee means for an even guess, in one sentence."""
+    """The meaning of the guarantee for a belief of 50 %, in one sentence."""
     after = share_text(posterior(0.5, guarantee.epsilon))
     failure = ""
     if guarantee.delta > 0.0:

@@ -60,7 +60,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_stamp(comparison: Comparison) -> str | None:
-    """Why a comparison must not be published, if it must not."""
+    """Warning against publishing a comparison; None if it may be published."""
     return None if comparison.mode == "public" else OWNER_ONLY
 
 

@@ -38,7 +38,7 @@ def evaluation_record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _stamps(evaluation: Evaluation) -> list[str]:
-    """Why an evaluation must not be published."""
+    """Warnings against publishing an evaluation; empty if it may be published."""
     stamps = [] if evaluation.private else [NOT_PRIVATE]
     return [*stamps, OWNER_ONLY] if evaluation.mode == "owner" else stamps
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""A model's report or a comparison as one HTML file: it loads nothing, and every name is escaped."""
+"""A model's report or a comparison as one HTML file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from pg_dpml.runs.compare import Comparison
 __all__ = ["comparison_html", "model_html"]
 
 SHOWN = 40
-"""Coefficients in the picture and the table."""
+"""Most coefficients in the picture and the table; the largest are shown."""
 
 PRIORS = (0.01, 0.1, 0.5)
 MOST_CLASSES = 12
-"""A larger confusion matrix is not drawn."""
+"""Most classes of a confusion matrix that is drawn."""
 
 
 def model_html(
@@ -49,16 +49,15 @@ def model_html(
     ----------
     model : Model
     charges : sequence of Charge or None
-        What was spent on the training table, of which only the sum is shown: the report is to hand on. None
-        if the ledger may not be read.
+        Charges to the training table. The report shows only their sum, since it is made to be handed on.
+        None if the ledger may not be read.
     evaluation : Evaluation or None
-        On public rows.
+        Measured on public rows.
     versions : mapping of str to str
-        Of what made the report, by name.
+        Versions of the programs that made the report, by name.
     """
     title = f"Model {model.name}"
     sections = [
-        f"<h1>{escape(title)}</h1>",
         _stamp(model),
         _guarantee_card(model, charges),
         _accuracy(model, evaluation),
@@ -69,7 +68,7 @@ def model_html(
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """A comparison: the stamp of private rows, the figures against epsilon, and a table of them."""
+    """The report of a comparison: a stamp if the rows are private, a picture, and a table of the figures."""
     title = f"Methods on {comparison.table}"
     stamp = comparison_stamp(comparison)
     what, columns = comparison_headings(comparison)
@@ -83,13 +82,12 @@ def comparison_html(comparison: Comparison) -> str:
         "Mean of the splits against epsilon; bars are one standard deviation of a split",
     )
     sections = [
-        f"<h1>{escape(title)}</h1>",
-        "" if stamp is None else f'<p class="stamp">{escape(stamp)}</p>',
-        f"<p>{escape(what)}</p>",
-        *(f"<p>{escape(warning)}</p>" for warning in comparison_warnings(comparison, values=False)),
+        "" if stamp is None else page.paragraph(stamp, "stamp"),
+        page.paragraph(what),
+        *map(page.paragraph, comparison_warnings(comparison, values=False)),
         picture,
         page.table(rows, heads, range(2, len(heads))),
-        f'<p class="note">{escape(columns)}</p>',
+        page.paragraph(columns, "note"),
     ]
     return page.document(title, sections)
 
@@ -97,10 +95,8 @@ def comparison_html(comparison: Comparison) -> str:
 def _stamp(model: Model) -> str:
     if model.private:
         return ""
-    return (
-        f'<p class="stamp">{escape(NOT_PRIVATE)} It was made without noise, and may reveal rows of its '
-        "training table.</p>"
-    )
+    text = f"{NOT_PRIVATE} It was made without noise, and may reveal rows of its training table."
+    return page.paragraph(text, "stamp")
 
 
 def _guarantee_card(model: Model, charges: Sequence[Charge] | None) -> str:
@@ -181,13 +177,12 @@ def _coefficients(model: Model) -> str:
             "The model divides each score by a length that depends on the row. "
             f"This changes {changes} how coefficients compare."
         )
-    text = "".join(f"<p>{escape(sentence)}</p>\n" for sentence in words if sentence)
     table = _coefficient_table(groups, heads, by_feature=by_feature)
-    return f"<h2>Coefficients</h2>\n{text}{picture}\n{table}"
+    return "\n".join(["<h2>Coefficients</h2>", *map(page.paragraph, words), picture, table])
 
 
 def _by_column(model: Model, found: Sequence[Coefficient]) -> list[tuple[str, list[Coefficient]]]:
-    """Coefficients by the column that they belong to, the column with the largest one first."""
+    """Group coefficients by their column. The column of the largest coefficient comes first."""
     columns = sorted((str(column["name"]) for column in model.encoder["columns"]), key=len, reverse=True)
     groups: dict[str, list[Coefficient]] = {}
     for one in found:
@@ -199,7 +194,7 @@ def _by_column(model: Model, found: Sequence[Coefficient]) -> list[tuple[str, li
 def _coefficient_table(
     groups: Sequence[tuple[str, Sequence[Coefficient]]], heads: Sequence[str], *, by_feature: bool
 ) -> str:
-    """A row for each coefficient, and above the levels of one column a row with its name."""
+    """A table with a row for each coefficient. A row with a column's name precedes its levels."""
     lines = ["<tr><th>Feature</th>" + "".join(f"<th class=n>{escape(head)}</th>" for head in heads) + "</tr>"]
     for column, members in groups:
         together = len(members) > 1
@@ -216,24 +211,17 @@ def _coefficient_table(
 
 
 def _direction_words(model: Model) -> str:
-    """Which way a coefficient points."""
+    """State what the sign of a coefficient means."""
     label = shown(str(model.encoder["label"]["name"]))
     if model.task == "regression":
         return f"A positive coefficient raises the predicted {label}, a negative one lowers it."
     if model.classes is not None and len(model.matrix) == 1:
-        positive, negative = _sides(model)
+        negative, positive = model.classes
         return (
             f"A positive coefficient speaks for {label} = {shown(positive)}, "
             f"a negative one for {shown(negative)}."
         )
     return f"A positive coefficient speaks for its class of {label}, a negative one against it."
-
-
-def _sides(model: Model) -> tuple[str, str]:
-    """The classes that positive and negative scores predict."""
-    assert model.classes is not None
-    negative, positive = model.classes
-    return positive, negative
 
 
 def _noise_words(model: Model, one: Coefficient, *, by_feature: bool) -> str:
@@ -273,13 +261,13 @@ def _accuracy(model: Model, evaluation: Evaluation | None) -> str:
         png = plots.calibration_plot(evaluation.calibration)
         pictures.append(page.picture(png, "Calibration: probability predicted, share observed"))
     warnings = [
-        f"<p>Warning: {escape(words)}</p>" for words in left_out_words(evaluation.left_out, values=False)
+        page.paragraph(f"Warning: {words}") for words in left_out_words(evaluation.left_out, values=False)
     ]
-    return "<h2>Accuracy on public rows</h2>\n" + page.facts(rows) + "\n".join([*warnings, *pictures])
+    return "\n".join(["<h2>Accuracy on public rows</h2>", page.facts(rows), *warnings, *pictures])
 
 
 def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
-    """What was released about the training table in all: the sum, as other models are not the reader's."""
+    """The sum of all charges to the training table, which names no other model."""
     if charges is None:
         return "whoever made this report may not read dpml.ledger, which lists them"
     if all(entry.id == model.charge for entry in charges):

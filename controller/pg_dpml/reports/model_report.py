@@ -61,12 +61,12 @@ def _noise(model: Model) -> Sequence[float | None]:
 
 
 def noise_bound(model: Model) -> str:
-    """Words before the noise: it is a bound where later steps damp it, by how much nobody computes."""
+    """Words before a noise's size: "at most " where later steps damp the noise, which makes it a bound."""
     return "at most " if (model.privacy.get("noise") or {}).get("damped") else ""
 
 
 def coefficients(model: Model) -> list[Coefficient]:
-    """Features, their weights and the noise in these, the largest norm of weights first."""
+    """Features with their weights and noise, the largest norm of weights first."""
     names = model.training.get("features") or [f"feature {i + 1}" for i in range(model.n_features)]
     found = [Coefficient(*one) for one in zip(names, model.matrix.T.tolist(), _noise(model), strict=True)]
     return sorted(found, key=lambda one: -math.hypot(*one.weights))

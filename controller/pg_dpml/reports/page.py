@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from pg_dpml.names import visible_lines
 from pg_dpml.reports import plots
 
-__all__ = ["LONGEST_WORD", "document", "escape", "facts", "is_long", "picture", "table"]
+__all__ = ["LONGEST_WORD", "document", "escape", "facts", "is_long", "paragraph", "picture", "table"]
 
 BROAD = 500
-"""A picture of more pixels is not made smaller to fit a telephone, but scrolls."""
+"""Width in pixels above which a picture scrolls on a telephone; a narrower one shrinks to fit."""
 
 LONGEST_WORD = 24
-"""Letters that stay together in a cell. A longer name is broken where the page ends."""
+"""Most letters of a word that is never broken. A longer one may be broken at the end of a line."""
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #222; --muted: #555; --line: #ddd; --back: #fff; --card: #f3f7fc;
@@ -52,30 +52,42 @@ figure { margin: 1rem 0; overflow-x: auto }
 
 
 def escape(text: str) -> str:
-    """A text as HTML that shows every character of it."""
+    """Escape a text for HTML. Control characters become visible."""
     return html.escape(visible_lines(text))
 
 
 def document(title: str, sections: Iterable[str]) -> str:
-    """A document that loads nothing; sections are HTML, and empty ones are left out."""
+    """A whole document that loads nothing. Sections are HTML; empty ones are left out."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(section for section in sections if section)
+        + "\n".join([f"<h1>{escape(title)}</h1>", *filter(None, sections)])
         + "\n</body>\n</html>\n"
     )
 
 
+def paragraph(text: str, of_class: str = "") -> str:
+    """A text as a paragraph, of a class of the style where one is named."""
+    attribute = f' class="{of_class}"' if of_class else ""
+    return f"<p{attribute}>{escape(text)}</p>"
+
+
 def is_long(text: str) -> bool:
-    """Whether a cell has a word that may be broken."""
+    """Whether a text has a word longer than `LONGEST_WORD`."""
     return max(map(len, text.split()), default=0) > LONGEST_WORD
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numeric: Sequence[int] = ()) -> str:
-    """A table of escaped cells, columns in `numeric` set to the right. One too wide for a page scrolls.
+    """A table of escaped cells, which scrolls where it is wider than the page.
 
-    The last cell of a row that is shorter than `head` is text over all columns that are left.
+    Parameters
+    ----------
+    rows : iterable of sequence of str
+        In a row shorter than `head` the last cell is a text that spans the remaining columns.
+    head : sequence of str
+    numeric : sequence of int
+        Indices of the columns to align right.
     """
 
     def cell(text: str, tag: str, i: int, over: int) -> str:
@@ -92,7 +104,7 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), numeric: Sequ
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and what they stand for; on a narrow page one stands below the other."""
+    """A table of names and their values. On a narrow page the value stands below the name."""
 
     def line(name: str, text: str) -> str:
         of_class = " class=long" if is_long(text) else ""
@@ -102,7 +114,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def picture(png: bytes, caption: str) -> str:
-    """A picture in the file itself, with its caption below."""
+    """A figure with its caption. The picture's bytes stand in the document."""
     data = base64.b64encode(png).decode("ascii")
     width = int.from_bytes(png[16:20], "big") * 96 // plots.DPI
     of_class = " class=broad" if width > BROAD else ""

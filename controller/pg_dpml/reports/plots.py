@@ -26,9 +26,9 @@ BAR, NOISE, GUIDE, STAMP = "#3465a4", "#f4c7a1", "#888888", "#c00000"
 DPI = 150
 LONGEST_NAME = 40
 APART = 1.03
-"""Ratio of the places of two methods' points at one epsilon, or bars would hide each other."""
+"""Ratio between the places of two methods' points at one epsilon, where their bars would overlap."""
 MARGIN = 0.25
-"""Of the axis below the majority class, as a share of what lies above it."""
+"""Length of the axis below the majority class, as a share of the length above it."""
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -51,7 +51,7 @@ FORMATS: Mapping[str, Mapping[str, None]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""Of a file, each with what keeps time and program out of it."""
+"""Formats of a picture's file, with the metadata keys to leave blank so that files are reproducible."""
 
 
 def _png(figure: Figure) -> bytes:
@@ -67,7 +67,7 @@ def _file(figure: Figure, format: str) -> bytes:
 
 
 def _label(name: str) -> str:
-    """A name of which every character is seen, cut to a length that fits."""
+    """A name with visible control characters, cut to `LONGEST_NAME`."""
     clean = visible(name)
     return clean if len(clean) <= LONGEST_NAME else clean[: LONGEST_NAME - 1] + "…"
 
@@ -80,7 +80,7 @@ def coefficient_plot(
     Parameters
     ----------
     names : sequence of str
-        Of the features, the largest first.
+        Names of the features, the largest coefficient first.
     sizes : sequence of float
     noise : sequence of float
         Standard deviations of the noise in the bars; empty for a model without noise.
@@ -153,7 +153,7 @@ def roc_plot(points: Sequence[tuple[float, float]]) -> bytes:
 
 
 def _lower_edge(comparison: Comparison) -> float | None:
-    """Where the axis begins; None where no mean is far below what needs no model."""
+    """Start of the axis; None if no mean is far below the figure that needs no model."""
     private = [
         entry.mean for entry in comparison.entries if entry.epsilon is not None and entry.mean is not None
     ]

@@ -26,16 +26,16 @@ from pg_dpml.names import shown
 __all__ = ["EXPRESSIONS", "sql_expression"]
 
 EXPRESSIONS = ("value", "prediction")
-"""What can be exported: as `dpml.predict_value` and as `dpml.predict` return it."""
+"""Results that an expression can have: that of `dpml.predict_value`, and that of `dpml.predict`."""
 
 LARGEST = 1e140
-"""A feature without bounds is clamped here, so that squares do not overflow."""
+"""Bound on features that have none of their own, so that squares do not overflow."""
 
 MOST_VALUES = 1600
 """PostgreSQL's limit on the columns of a subquery is 1664."""
 
 MOST_WHITENED = 100
-"""Features of a model with a whitening: its matrix is spelled out."""
+"""Most features of a model with a whitening, whose matrix is written out."""
 
 _EPOCH = 946684800
 """Seconds from 1970 to 2000, where the server's dates begin."""
@@ -114,7 +114,7 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
 
 
 def _factor(encoder: Mapping[str, Any]) -> str:
-    """What brings a row, and so its scores, to the norm of the encoding."""
+    """Factor that scales a row, and so its scores, to the norm of the encoding."""
     least_norm = TARGET_NORM if encoder["norm"] == "clip" else 0.0
     return f"CASE WHEN r.norm > {least_norm!r} THEN {TARGET_NORM!r} / r.norm ELSE 1 END"
 
@@ -207,7 +207,7 @@ def _as_float(name: str, kind: str) -> str:
 
 
 def _scaled(column: Mapping[str, Any], value: str) -> str:
-    """Clamped and scaled; NULL, NaN and what has no finite clamp are 0."""
+    """A number, clamped and scaled. NULL, NaN and a value without a finite bound are 0."""
     scale, mean, sd = column["scale"], float(column["mean"]), float(column["sd"])
     lower, upper = column["lower"], column["upper"]
     least = mean - LARGEST * sd if lower is None else float(lower)
@@ -228,7 +228,7 @@ def _scaled(column: Mapping[str, Any], value: str) -> str:
 
 @dataclass(frozen=True)
 class _Operand:
-    """What a category is compared as."""
+    """Type in which the values of a category are compared."""
 
     value: str
     type_name: str

@@ -34,10 +34,10 @@ WHITENED = (
     "predicted values depend on that, predicted classes do not, and coefficients compare as in any linear "
     "model."
 )
-"""Of the scores of a model with a whitening, in plain words."""
+"""Explanation of the scores of a model with a whitening."""
 
 SHOWN = 30
-"""Coefficients and confusions shown as text; JSON has all."""
+"""Most coefficients or confusions shown as text; JSON has all."""
 
 
 def guarantee_of(model: Model) -> Guarantee | None:
@@ -78,7 +78,7 @@ def neighbours_text(guarantee: Guarantee) -> str:
 
 
 def promise_lines(guarantee: Guarantee | None) -> list[tuple[str, str]]:
-    """The guarantee for who reads no further: what it is called, and what it means for a person."""
+    """The first lines of every report: the guarantee's name, and its meaning for a person."""
     if guarantee is None:
         return [("Guarantee", NOT_PRIVATE)]
     name = f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy of {protected(guarantee)}"
@@ -92,18 +92,18 @@ def filled_lines(found: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def aligned_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, their cells in columns; a last cell may be as long as it likes."""
+    """Rows as lines with aligned cells. The last cell of a row may have any length."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def passes_text(passes: int | None) -> str:
-    """Passes taken, in words; None is for a number that depends on the rows of a private run."""
+    """Number of passes in words; None if it depends on private rows and is therefore not disclosed."""
     if passes is None:
         return "certified minimiser"
     return "1 pass" if passes == 1 else f"{passes} passes"
 
 
 def stored_text(model: Model) -> str:
-    """When a model was stored; empty for one that was not."""
+    """Time when a model was stored; empty if it was not."""
     return "" if model.created_at is None else f"{model.created_at:%Y-%m-%d %H:%M %Z}"
