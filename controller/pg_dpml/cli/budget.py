@@ -28,8 +28,8 @@ DataSet = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the dat
 def open_(
     dataset: DataSet,
     output: Output,
-    epsilon: Annotated[str, typer.Option(help="Of everything together, in (0, 1000].")],
-    delta: Annotated[str, typer.Option(help="Of everything together, in [0, 1).")],
+    epsilon: Annotated[str, typer.Option(help="Epsilon of all runs together, in (0, 1000].")],
+    delta: Annotated[str, typer.Option(help="Delta of all runs together, in [0, 1).")],
     rule: Annotated[str, typer.Option(help=" | ".join(RULES) + ": how runs add up.")] = "gdp",
     table: Annotated[
         list[str] | None, typer.Option(help="Charge runs on this table here; may be given more than once.")
@@ -48,9 +48,7 @@ def open_(
     ] = None,
     allow_second_budget: Annotated[
         bool,
-        typer.Option(
-            "--allow-second-budget", help="A superuser's word that a table may be in another budget, too."
-        ),
+        typer.Option("--allow-second-budget", help="Let a table be in another budget, too. Superusers only."),
     ] = False,
 ) -> None:
     """Open the budget of a data set. What was charged to it fixes its size and terms."""

@@ -104,14 +104,14 @@ def export(
     model: ModelName,
     connection: Output,
     format: Annotated[
-        str, typer.Option(metavar="json|sql", help="Everything about it, or an expression over raw columns.")
+        str, typer.Option(metavar="json|sql", help="All of the model, or an expression over raw columns.")
     ] = "json",
     what: Annotated[
-        str, typer.Option(metavar=" | ".join(exporting.EXPRESSIONS), help="What the expression gives.")
+        str, typer.Option(metavar=" | ".join(exporting.EXPRESSIONS), help="Result of the expression.")
     ] = "value",
     table: Annotated[
         str | None,
-        typer.Option(help="Whose column types the expression is for. Default: the training table."),
+        typer.Option(help="Table to apply the expression to. Default: the training table."),
     ] = None,
 ) -> None:
     """Print a stored model for use elsewhere. As JSON, or as one SQL expression over raw columns."""

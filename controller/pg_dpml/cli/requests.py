@@ -27,7 +27,8 @@ def register(
     spec: Spec,
     output: Output,
     role: Annotated[
-        str | None, typer.Option(help="Its members may request models. Default: as before, or dpml_analyst.")
+        str | None,
+        typer.Option(help="Role whose members may request models. Default: as before, or dpml_analyst."),
     ] = None,
     min_epsilon: Annotated[
         str | None,

@@ -87,7 +87,7 @@ def train(
     output: Output,
     charge_key: Annotated[
         str | None,
-        typer.Option(help="Where the data set has a budget: key of this charge, so that a repeat is free."),
+        typer.Option(help="Key of the charge to a budget: repeating a run with its key is free."),
     ] = None,
 ) -> None:
     """Train a model, charge its privacy loss, and store it. All that happens in the database."""
@@ -179,7 +179,7 @@ def compare(
     spec: Spec,
     output: Output,
     methods: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Each with its default options.")
+        str, typer.Option(metavar="NAME,...", help="Methods, each with its default options.")
     ] = ",".join(default_methods()),
     epsilons: Annotated[
         str, typer.Option(metavar="E,...", help="Privacy losses, each in [1e-12, 100].")
@@ -191,10 +191,10 @@ def compare(
     splits: Annotated[int, typer.Option(help="Random splits, 80 % to train on.")] = DEFAULT_SPLITS,
     public: Annotated[bool, typer.Option("--public", help="The rows of the table are public.")] = False,
     owner: Annotated[
-        bool, typer.Option("--owner", help="They are private; exact figures, for their owner alone.")
+        bool, typer.Option("--owner", help="The rows are private: exact figures, for their owner alone.")
     ] = False,
     file: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A plot too: .png, .svg, .pdf or .html.")
+        Path | None, typer.Option("--output", "-o", help="Write a plot, too: .png, .svg, .pdf or .html.")
     ] = None,
 ) -> None:
     """Measure methods on random splits of a table. Say --public or --owner; nothing is stored."""
@@ -245,10 +245,10 @@ def evaluate(
     output: Output,
     public: Annotated[bool, typer.Option("--public", help="The rows of the table are public.")] = False,
     owner: Annotated[
-        bool, typer.Option("--owner", help="They are private; exact figures, for their owner alone.")
+        bool, typer.Option("--owner", help="The rows are private: exact figures, for their owner alone.")
     ] = False,
     epsilon: Annotated[
-        float | None, typer.Option(help="They are private; release one noisy error and charge this.")
+        float | None, typer.Option(help="The rows are private: release one noisy error, and charge this.")
     ] = None,
     delta: Annotated[float, typer.Option(help="With --epsilon, in [0, 1).")] = 0.0,
     relation: Annotated[
