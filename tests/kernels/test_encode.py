@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import oracles
 import replay
 from pg_dpml.blocks.projection import projection_matrix
+from pg_dpml.errors import SpecError
 from replay import Column, Encoder, Image, encode_row
 
 LARGEST_NORM = 1.0 - 2.0**-20
@@ -237,6 +238,24 @@ def test_projection() -> None:
     expected = np.append(matrix.astype(np.float64) @ values, 1.0)
     np.testing.assert_allclose(got, expected / np.linalg.norm(expected), rtol=1e-5)
     assert exact_norm(got) <= 1 - 2**-20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1, 2, 3), "seed must be a whole number"),
+        ((2**53 + 1, 2, 3), "seed must be a whole number"),
+        ((0.5, 2, 3), "seed must be a whole number"),
+        ((0, 0, 3), "n_projected must be a whole number"),
+        ((0, 2**20, 3), "n_projected must be a whole number"),
+        ((0, 2, -3), "n_raw must be a whole number"),
+        ((0, 2, 2**20), "n_raw must be a whole number"),
+        ((0, 2**14, 2**13), "n_projected must be at most 8192 for 8192 features, not 16384"),
+    ],
+)
+def test_projection_of_bad_numbers(arguments: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        projection_matrix(*arguments)
 
 
 def test_projection_keeps_squared_norms_on_average() -> None:
