@@ -556,8 +556,12 @@ BEGIN
 		END IF;
 		RETURN NEW;
 	END IF;
-	IF NOT row_security_active('dpml.requests') THEN
-		RETURN NEW;				-- the extension's owner, who also restores a dump
+	IF NOT row_security_active('dpml.requests') THEN	-- the extension's owner, who also restores a dump
+		IF NOT EXISTS (SELECT FROM dpml.datasets d WHERE d.name = NEW.dataset) THEN
+			RAISE EXCEPTION 'no data set called % is registered', left(NEW.dataset, 200)
+				USING ERRCODE = 'undefined_object', HINT = 'SELECT name FROM dpml.datasets lists those that are.';
+		END IF;
+		RETURN NEW;
 	END IF;
 	IF NOT EXISTS (SELECT FROM dpml.datasets d JOIN pg_roles r ON r.rolname = d.role
 			WHERE d.name = NEW.dataset AND d.offered AND pg_has_role(r.oid, 'USAGE')) THEN

@@ -717,6 +717,12 @@ def test_requests_that_are_not_taken(
     assert scalar(connection, "SELECT count(*) FROM dpml.requests") == 0
 
 
+@pytest.mark.one_major
+def test_a_superuser_is_told_of_a_data_set_that_nobody_registered(connection: psycopg.Connection) -> None:
+    with pytest.raises(errors.UndefinedObject, match="no data set called nothing is registered"):
+        connection.execute("SELECT dpml.request('nothing', 'm', '{}')")
+
+
 BAD_OPTIONS = {
     "{}": "must have an epsilon",
     '{"privacy": []}': "privacy must be a table of keys",
