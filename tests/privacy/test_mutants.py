@@ -325,22 +325,22 @@ MUTANTS = [
     Mutant(
         "noise-of-a-step-halved",
         KERNELS,
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0 * per_step, state->noise);",
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 2.0 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step",
     ),
     Mutant(
         "noise-of-a-poisson-step-halved",
         KERNELS,
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0 * per_step, state->noise);",
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 2.0 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[dp-sgd-4-2-2-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "noise-of-a-poisson-step-less-by-a-third",
         KERNELS,
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 1.5 * per_step, state->noise);",
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 1.5 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[bst14-5-4-1-Relation.ADD_REMOVE]",
     ),
     Mutant(
