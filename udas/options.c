@@ -6,7 +6,7 @@
 
 #include "support.h"
 
-#include "kernels/noise.h"
+#include "kernels/poisson.h"
 
 /* In the order of enum DpmlLossKind. */
 static const char *const loss_names[] = {"logistic", "huber_svm", "squared", "softmax", "hinge"};
@@ -15,6 +15,9 @@ const DpmlDomain dpml_positive = {0, HUGE_VAL, true, false, "a number > 0"};
 const DpmlDomain dpml_not_negative = {0, HUGE_VAL, false, false, "a number >= 0"};
 /* A scale whose inverse, and its product with any count, is a number, too. */
 const DpmlDomain dpml_scale = {DPML_LEAST_SCALE, 1.0 / DPML_LEAST_SCALE, false, false, "a number from 1e-270 to 1e270"};
+const DpmlDomain dpml_batch_size = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
+const DpmlDomain dpml_pass_steps = {1, DPML_MAX_POISSON_STEPS, false, true, "an integer from 1 to 2147483647"};
+const DpmlDomain dpml_probability = {0, 1, true, false, "a number > 0 and <= 1"};
 static const DpmlDomain unit_rows = {1, PG_INT32_MAX, false, true, "an integer >= 1: the most rows of a unit"};
 static const DpmlDomain class_count = {2, DPML_MAX_FEATURES, false, true, "an integer from 2 to 1048576"};
 static const DpmlDomain feature_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
@@ -114,6 +117,27 @@ int32
 dpml_options_max_rows_per_unit(const DpmlJson *json)
 {
 	return (int32) dpml_options_integer(json, "max_rows_per_unit", &unit_rows, 0);
+}
+
+/* In the order of enum DpmlStepNoise. */
+static const char *const noise_names[] = {"none", "gaussian", "k-norm"};
+
+/*
+ * Noise of every step, with its scale or without both.  `last` is the last of enum
+ * DpmlStepNoise that the solver can add; `where` is what the scale is on.
+ */
+int32
+dpml_options_noise(const DpmlJson *json, int last, const char *where, double *scale)
+{
+	bool		has_scale = dpml_json_number(json, "noise_scale", &dpml_scale, scale);
+	int32		noise = dpml_json_choice(json, "noise", noise_names, last + 1, DPML_NO_NOISE);
+
+	if (noise != DPML_NO_NOISE && !has_scale)
+		dpml_json_reject(json, "noise_scale", psprintf("given with \"noise\": its scale on %s, > 0", where));
+	if (noise == DPML_NO_NOISE && has_scale)
+		dpml_json_reject(json, "noise", last == DPML_GAUSSIAN ? "\"gaussian\" with \"noise_scale\"" :
+						 "\"gaussian\" or \"k-norm\" with \"noise_scale\"");
+	return noise;
 }
 
 /* The keys of DPML_PASS_KEYS. */

@@ -38,6 +38,12 @@ typedef struct DpmlPassOptions
 extern const DpmlDomain dpml_positive;
 extern const DpmlDomain dpml_not_negative;
 extern const DpmlDomain dpml_scale;
+extern const DpmlDomain dpml_batch_size;
+extern const DpmlDomain dpml_pass_steps;
+extern const DpmlDomain dpml_probability;
+
+/* The largest integer up to which every integer is a float8. */
+#define DPML_MAX_EXACT 9007199254740992.0
 
 extern Jsonb *dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before);
 extern void dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice);
@@ -45,6 +51,7 @@ extern void dpml_options_require_smooth(const DpmlLoss *loss, const DpmlJson *js
 extern double dpml_options_bound(const DpmlJson *json, const char *key);
 extern int64 dpml_options_integer(const DpmlJson *json, const char *key, const DpmlDomain *domain, int64 absent);
 extern int32 dpml_options_max_rows_per_unit(const DpmlJson *json);
+extern int32 dpml_options_noise(const DpmlJson *json, int last, const char *where, double *scale);
 extern void dpml_pass_options_parse(DpmlPassOptions *options, const DpmlJson *json);
 
 #endif
