@@ -402,15 +402,15 @@ MUTANTS = [
     Mutant(
         "rounding-of-a-mean-batch",
         PRIVACY,
-        "_sum_rounding(most * max_rows_per_unit, row_bound)",
-        "_sum_rounding(sampling * n_units * max_rows_per_unit, row_bound)",
+        "sum_rounding(most * max_rows_per_unit, row_bound)",
+        "sum_rounding(sampling * n_units * max_rows_per_unit, row_bound)",
         f"{TEST_CALIBRATION}::test_head_room_of_poisson_batches",
     ),
     Mutant(
         "rounding-of-a-row-of-each-unit",
         PRIVACY,
-        "_sum_rounding(most * max_rows_per_unit, row_bound)",
-        "_sum_rounding(most, row_bound)",
+        "sum_rounding(most * max_rows_per_unit, row_bound)",
+        "sum_rounding(most, row_bound)",
         f"{TEST_CALIBRATION}::test_head_room_of_poisson_batches",
     ),
     Mutant(
