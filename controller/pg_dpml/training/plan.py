@@ -15,6 +15,8 @@ from pg_dpml.privacy.noise.base import RunNoise
 from pg_dpml.spec.privacy import PrivacySpec
 
 if TYPE_CHECKING:
+    from pg_dpml.blocks.source import Source
+    from pg_dpml.database.session import Session
     from pg_dpml.training.job import Job, Result
 
 __all__ = [
@@ -117,6 +119,14 @@ class Plan(ABC):
     def private(self) -> bool:
         """False for baselines."""
         return self.guarantee is not None
+
+    def require_room(self, session: Session, source: Source) -> None:  # noqa: B027
+        """Refuse, before a charge, a run that the server has not enough memory for; most runs need none.
+
+        Raises
+        ------
+        SpecError
+        """
 
     @abstractmethod
     def run(self, job: Job) -> Result:

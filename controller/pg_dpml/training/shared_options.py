@@ -18,6 +18,7 @@ __all__ = [
     "batch_size",
     "exponent",
     "fresh_order",
+    "lambda_",
     "loss",
     "momentum",
     "passes",
@@ -25,16 +26,22 @@ __all__ = [
     "schedule",
     "step_size",
     "tail",
+    "update_clip",
 ]
 
 
 def loss() -> Any:
     """Which loss is minimised."""
     return option(
-        Choice(("logistic", "huber_svm", "squared", "softmax")),
+        Choice(("logistic", "huber_svm", "squared", "softmax", "hinge")),
         "Loss that is minimised.",
         "by the label: logistic for two classes, softmax for several, squared for a number",
     )
+
+
+def lambda_(otherwise: str) -> Any:
+    """The regulariser."""
+    return option(Real(0.0, 1e6), "L2 regulariser, on every coefficient and the intercept.", otherwise)
 
 
 def passes(otherwise: str = "by method") -> Any:
@@ -96,6 +103,15 @@ def exponent() -> Any:
     return option(Real(0.0, 1.0), "c of n^c in the decreasing schedules.", default=0.5)
 
 
+def update_clip() -> Any:
+    """Bound on the updates of coordinate descent."""
+    return option(
+        Real(TINY, HUGE),
+        "The most by which an update of coordinate descent changes its dual, or its coordinate.",
+        "by method, and in primal-dp-scd by epsilon, passes and features",
+    )
+
+
 @dataclass(frozen=True)
 class LossOptions(Options):
     """Which loss is minimised."""
@@ -122,9 +138,7 @@ class ClippedOptions(LossOptions):
 class RegularisedOptions(ClippedOptions):
     """Options of methods with a regulariser."""
 
-    lambda_: float | None = option(
-        Real(0.0, 1e6), "L2 regulariser, on every coefficient and the intercept.", "0"
-    )
+    lambda_: float | None = lambda_("0")
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,12 @@ class DualNoise(StepNoise):
     @property
     def added_to(self) -> str:
         """What the noise is added to, in words."""
-        return f"every step's change of the duals{' and of their sum' if self.dual_noise else ' in sum'}"
+        return f"{'the duals, and ' if self.dual_noise else ''}the sum of rows times duals, in every step"
 
     @property
     def noised(self) -> str:
-        """What carries the noise of a batch, in words."""
-        return "every batch's duals and on their sum" if self.dual_noise else "every batch's sum"
+        """What of a batch carries noise, in words."""
+        return "duals and sum" if self.dual_noise else "sum"
 
     @property
     def numbers_of_step(self) -> int:
@@ -75,7 +75,7 @@ class CoordinateNoise(ComposedNoise):
     @property
     def added_to(self) -> str:
         """What the noise is added to, in words."""
-        return "every step's change of coordinates"
+        return "the model's coordinates, in every step"
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""

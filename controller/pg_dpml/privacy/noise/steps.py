@@ -114,8 +114,8 @@ class StepNoise(Recorded):
 
     @property
     def noised(self) -> str:
-        """What carries the noise of a batch, in words."""
-        return "every batch's sum"
+        """What of a batch carries noise, in words."""
+        return "sum"
 
     @property
     def numbers_of_step(self) -> int:
@@ -155,13 +155,16 @@ class StepNoise(Recorded):
                 f"account by {account}"
             )
         found = [
-            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one unit can move a batch's sum)"),
+            (
+                "Sensitivity",
+                f"{self.sensitivity:.4g} (L2 distance one unit can move a batch's {self.noised})",
+            ),
             (
                 "Noise",
-                f"{self.kind}, scale {self.scale:.4g} on {self.noised}, {self.noise_multiplier:.3g} times "
-                f"the bound on one unit's share: {batches}. It adds up to a standard deviation of at most "
-                f"{self.score_stddev:.3g} in the score of a row, less where the losses' curvature damps "
-                "it.",
+                f"{self.kind}, scale {self.scale:.4g} on every batch's {self.noised}, "
+                f"{self.noise_multiplier:.3g} times the bound on one unit's share: {batches}. It adds up to "
+                f"a standard deviation of at most {self.score_stddev:.3g} in the score of a row, less where "
+                "the losses' curvature damps it.",
             ),
         ]
         if self.multipliers:
