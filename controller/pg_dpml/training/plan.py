@@ -23,8 +23,12 @@ __all__ = [
     "Plan",
     "Problem",
     "Work",
+    "budget_warnings",
     "privacy_warnings",
 ]
+
+WARN_BUDGET = 20.0
+"""n mu/D below which a model says little."""
 
 
 @dataclass(frozen=True)
@@ -146,3 +150,13 @@ def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> li
     if privacy.epsilon > 20.0:
         found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
     return found
+
+
+def budget_warnings(problem: Problem, budget: float) -> list[str]:
+    """What is said of n mu/D, the number of units in units of the noise on a sum, where it is small."""
+    if problem.n_units == 0 or budget >= WARN_BUDGET:
+        return []
+    return [
+        f"n mu/D = {budget:.2g} is little to learn from: expect a model that is mostly noise; "
+        "it takes more rows or a larger epsilon"
+    ]

@@ -38,6 +38,8 @@ class Scd:
     lambda_ : float
         L2 regulariser, in (0, inf): the model is v/(lambda n).
     batch_size, passes : int
+    average_from : int
+        First pass whose v, as it is at the end of the pass, enters the average; 0 releases the last.
     max_rows_per_unit : int or None
         m, where batches count units of privacy of up to m rows; None: rows.
     sequential : bool
@@ -62,6 +64,7 @@ class Scd:
     lambda_: float
     batch_size: int
     passes: int
+    average_from: int = 0
     max_rows_per_unit: int | None = None
     sequential: bool = False
     shuffled: bool = False
@@ -103,7 +106,7 @@ class Scd:
 
     def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
-        return {"options": self.options(n_units)}
+        return {"options": self.options(n_units), "average_from": self.average_from}
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
@@ -117,6 +120,10 @@ class Scd:
         steps = [f"{batches}, lambda {self.lambda_:.3g}"]
         if math.isfinite(self.update_clip):
             steps.append(f"an update of a dual clipped at {self.update_clip:.3g}")
+        if self.average_from > 0:
+            steps.append(
+                f"the model is the mean over the ends of passes {self.average_from} to {self.passes}"
+            )
         return (("Passes", passes), ("Steps", ", ".join(steps)))
 
 
@@ -186,7 +193,7 @@ def run_passes(job: Job, scd: Scd, tolerance: float | None = None) -> tuple[Floa
     Returns
     -------
     weights : ndarray of shape (n_features,)
-        v/(lambda n); un-noised but for the noise of the steps.
+        v/(lambda n), of the last v or of their average; un-noised but for the noise of the steps.
     passes : int
         Passes taken.
 
@@ -215,12 +222,14 @@ def run_passes(job: Job, scd: Scd, tolerance: float | None = None) -> tuple[Floa
         job.report("pass", done, scd.passes)
         if tolerance is not None and _relative_gap(job, scd, tables, done) <= tolerance:
             break
-    v, steps = session.fetch_one(
-        sql.SQL("SELECT v, steps FROM {} WHERE pass = %(pass)s").format(tables.state), {"pass": done}
+    last, *_ = ended = session.fetch(
+        sql.SQL("SELECT v, steps FROM {} WHERE pass >= %(first)s ORDER BY pass DESC").format(tables.state),
+        {"first": min(scd.average_from or done, done)},
     )
-    if steps != scd.steps(problem.n_units, done):
+    if last[1] != scd.steps(problem.n_units, done):
         raise RunFailedError("a pass did not see every packed row, and no model was stored")
-    return np.asarray(v, dtype=np.float64) / (scd.lambda_ * problem.n_units), done
+    v = np.mean([np.asarray(v, dtype=np.float64) for v, _ in ended], axis=0)
+    return np.asarray(v / (scd.lambda_ * problem.n_units)), done
 
 
 def _relative_gap(job: Job, scd: Scd, tables: _Tables, done: int) -> float:

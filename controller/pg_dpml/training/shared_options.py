@@ -84,7 +84,7 @@ def average() -> Any:
     return option(
         Choice(("none", "all", "tail")),
         "Release the last iterate, the mean of all, or the mean of the last --tail share.",
-        "tail in dp-gd and dp-sgd, else none",
+        "tail in dp-gd, dp-sgd, dp-scd and seq-dp-scd, else none",
     )
 
 
@@ -108,7 +108,7 @@ def update_clip() -> Any:
     return option(
         Real(TINY, HUGE),
         "The most by which an update of coordinate descent changes its dual, or its coordinate.",
-        "by method, and in primal-dp-scd by epsilon, passes and features",
+        "by method, epsilon, passes and, in primal-dp-scd, features",
     )
 
 
