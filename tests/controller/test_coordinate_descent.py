@@ -84,7 +84,6 @@ def test_options_of_the_aggregate_are_public_numbers() -> None:
     assert scd.options(5_000) == {
         "loss": "huber_svm",
         "huber_h": 0.25,
-        "features": 20,
         "lambda": scd.lambda_,
         "rows": 5_000,
         "batch_size": 50,
@@ -99,7 +98,6 @@ def test_options_of_the_aggregate_are_public_numbers() -> None:
     _, scd, noise = planned("seq-dp-scd", batch_size=4)
     assert scd.options(ADULT.n_units) == {
         "loss": "logistic",
-        "features": 106,
         "lambda": scd.lambda_,
         "rows": ADULT.n_units,
         "batch_size": 4,
@@ -112,7 +110,6 @@ def test_options_of_the_aggregate_are_public_numbers() -> None:
     decided = decide(ADULT, None, TrainSpec("scd", loss="hinge", lambda_=0.5))
     assert decided.work.options(ADULT.n_units) == {
         "loss": "hinge",
-        "features": 106,
         "lambda": 0.5,
         "rows": ADULT.n_units,
         "batch_size": 1,

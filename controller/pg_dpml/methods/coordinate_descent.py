@@ -58,8 +58,8 @@ SEQUENTIAL_PASSES = 2
 SEQUENTIAL_BATCH = 1
 SEQUENTIAL_CLIP = 0.2
 SEQUENTIAL_NOISE = 0.5
-"""Of seq-dp-scd: the noise on v of all steps grows with the square root of the batch size; lambda makes that in
-a score SEQUENTIAL_NOISE."""
+"""Of seq-dp-scd: the noise on v grows with the square root of the batch size; lambda makes that in a score
+SEQUENTIAL_NOISE."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,6 @@ class ScdMethod(Baseline[ScdOptions]):
         """Fix the steps, and the most passes to take."""
         scd = Scd(
             loss=_loss(self.name, problem, options, "lbfgs or noiseless"),
-            n_features=problem.n_features,
             lambda_=options.lambda_ or 1.0 / max(problem.n_units, 1),
             batch_size=1,
             passes=options.passes or MOST_PASSES,
@@ -201,7 +200,6 @@ class DpScd(PrivateMethod[DpScdOptions]):
         clip = options.update_clip or REACH / (1.0 + batch_size / (lambda_ * n_units))
         scd = Scd(
             loss=loss,
-            n_features=problem.n_features,
             lambda_=lambda_,
             batch_size=batch_size,
             passes=passes,
@@ -270,7 +268,6 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
         stddev = math.sqrt(noise.steps) * noise.scale
         scd = Scd(
             loss=loss,
-            n_features=problem.n_features,
             lambda_=options.lambda_ or stddev / (SEQUENTIAL_NOISE * n_units) or 1.0,
             batch_size=batch_size,
             passes=passes,

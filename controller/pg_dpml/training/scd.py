@@ -33,8 +33,6 @@ class Scd:
     Attributes
     ----------
     loss : Loss
-    n_features : int
-        d, the length of v.
     lambda_ : float
         L2 regulariser, in (0, inf): the model is v/(lambda n).
     batch_size, passes : int
@@ -60,7 +58,6 @@ class Scd:
     """
 
     loss: Loss
-    n_features: int
     lambda_: float
     batch_size: int
     passes: int
@@ -81,7 +78,6 @@ class Scd:
     def options(self, n_units: int) -> dict[str, Any]:
         """The aggregate's options; only public numbers."""
         options = loss_options(self.loss) | {
-            "features": self.n_features,
             "lambda": self.lambda_,
             "rows": n_units,
             "batch_size": self.batch_size,
