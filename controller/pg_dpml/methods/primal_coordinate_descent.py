@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pg_dpml.errors import SpecError
-from pg_dpml.kernels import Loss
+from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.privacy.noise import composed, coordinates
 from pg_dpml.privacy.noise.coordinates import CoordinateNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -72,6 +72,16 @@ class PrimalDescent:
         """Bound on the Hessian of the mean over units and of the regulariser: m beta + lambda."""
         return self.loss.unit_smoothness(self.max_rows_per_unit) + self.lambda_
 
+    def batch(self, step: int, n_weights: int) -> slice:
+        """The coordinates of a step, counted from 0: in their order, the first ones after the last."""
+        first = step % math.ceil(n_weights / self.coordinates) * self.coordinates
+        return slice(first, min(first + self.coordinates, n_weights))
+
+    def change(self, gradient: FloatArray, weights: FloatArray) -> FloatArray:
+        """Change of some coordinates of these weights, clipped, by their mean gradient over units."""
+        change = -(gradient + self.lambda_ * weights) / self.curvature
+        return np.clip(change, -self.update_clip, self.update_clip)
+
     def options(self) -> dict[str, Any]:
         """The aggregate's options; only public numbers."""
         return loss_options(self.loss) | {"losses": False}
@@ -110,17 +120,15 @@ class PrimalPlan(Plan):
         descent, release, n_units = self.work, self.noise.gradient, max(self.problem.n_units, 1)
         assert release is not None  # of every step
         weights = np.zeros(self.problem.n_weights)
-        batches = range(0, self.problem.n_weights, descent.coordinates)
         for step in range(descent.steps):
             sums = job.blocks.gradient(weights, descent.options())
             job.require_all(sums.rows)
             gradient = np.zeros_like(weights) if sums.gradient is None else sums.gradient / n_units
-            change = -(gradient + descent.lambda_ * weights) / descent.curvature
-            batch = slice(batches[step % len(batches)], batches[step % len(batches)] + descent.coordinates)
-            taken = np.zeros(descent.coordinates)
-            size = len(weights[batch])
-            taken[:size] = np.clip(change[batch], -descent.update_clip, descent.update_clip)
-            weights[batch] += composed.release_gradient(taken, release)[:size]
+            batch = descent.batch(step, len(weights))
+            change = descent.change(gradient[batch], weights[batch])
+            padded = np.zeros(descent.coordinates)
+            padded[: len(change)] = change
+            weights[batch] += composed.release_gradient(padded, release)[: len(change)]
             job.report("pass", step + 1, descent.steps)
         return Result(weights, descent.steps)
 
