@@ -247,7 +247,7 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
         ),
     )
     options = NoisyScdOptions
-    examples = (Example(options={"batch_size": 4}), Example("regression", {"passes": 1}))
+    examples = (Example(options={"loss": "hinge"}), Example("regression", {"passes": 1}))
 
     def plan(self, problem: Problem, privacy: PrivacySpec, options: NoisyScdOptions) -> NoisyScdPlan:
         """Fix the steps and the noise."""
