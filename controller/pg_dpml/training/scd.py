@@ -43,7 +43,7 @@ class Scd:
     sequential : bool
         Whether the updates of a batch see each other.
     shuffled : bool
-        Whether the rows of a block are visited in a fresh random order.
+        Whether every pass visits the blocks in a fresh random order, and the rows of each block in another.
     exact : bool
         Whether the update of a logistic loss is exact; else it is one Newton step.
     update_clip : float
@@ -159,15 +159,35 @@ def _table_of_duals(job: Job) -> sql.Identifier:
 
 _DUALS_OF_BLOCK = sql.SQL("(SELECT d.duals FROM {duals} AS d WHERE d.block_no = b.block_no)")
 
+# One pass, over blocks that come with their places in its order. It adds v to the states and keeps the duals,
+# and returns the rows and the blocks that it saw.
 _PASS = sql.SQL(
-    "WITH ended AS MATERIALIZED (SELECT dpml.scd_epoch(b.block_no, b.block, {duals_of_block}, "
+    "WITH {places}ended AS MATERIALIZED (SELECT dpml.scd_epoch({place}, {block}, {duals_of_block}, "
     "(SELECT ROW(s.v, s.steps, s.rows, NULL)::dpml.scd_pass FROM {state} AS s WHERE s.pass = %(pass)s - 1), "
-    "%(options)s) AS state, pg_catalog.count(*) AS blocks FROM {blocks} AS b), "
-    "kept AS (INSERT INTO {next_duals} SELECT d.place - 1, d.duals FROM ended AS e, "
-    "pg_catalog.unnest((e.state).duals) WITH ORDINALITY AS d (duals, place)) "
+    "%(options)s) AS state, pg_catalog.count(*) AS blocks FROM {ordered} AS b), "
+    "kept AS (INSERT INTO {next_duals} SELECT {block_no}, d.duals FROM ended AS e, "
+    "pg_catalog.unnest((e.state).duals) WITH ORDINALITY AS d (duals, place){to_block_no}) "
     "INSERT INTO {state} SELECT %(pass)s, (e.state).v, (e.state).steps, (e.state).rows, e.blocks "
     "FROM ended AS e RETURNING rows, blocks"
 )
+_IN_ORDER = {
+    "places": sql.SQL(""),
+    "place": sql.SQL("b.block_no"),
+    "block": sql.SQL("b.block"),
+    "block_no": sql.SQL("d.place - 1"),
+    "to_block_no": sql.SQL(""),
+}
+# Not by a join or a sort of the blocks themselves: that would write them all.
+_SHUFFLED = {
+    "places": sql.SQL(
+        "places AS MATERIALIZED (SELECT (pg_catalog.row_number() OVER () - 1)::integer AS place, o.block_no, "
+        "o.at FROM (SELECT b.block_no, b.ctid AS at FROM {blocks} AS b ORDER BY pg_catalog.random()) AS o), "
+    ),
+    "place": sql.SQL("b.place"),
+    "block": sql.SQL("(SELECT own.block FROM {blocks} AS own WHERE own.ctid = b.at)"),
+    "block_no": sql.SQL("p.block_no"),
+    "to_block_no": sql.SQL(" JOIN places AS p ON p.place = d.place - 1"),
+}
 
 _GAP = sql.SQL(
     "SELECT g.sums, (SELECT pg_catalog.sum(v * v) FROM pg_catalog.unnest({v}) AS v) FROM (SELECT "
@@ -203,15 +223,17 @@ def run_passes(job: Job, scd: Scd, tolerance: float | None = None) -> tuple[Floa
     session, blocks = job.blocks.session, job.blocks.packed.blocks
     tables = _Tables.create(job)
     options = json_parameter(scd.options(problem.n_units))
-    done = 0
+    done = rows = 0
     for done in range(1, scd.passes + 1):
         if done > 2:
             session.execute(sql.SQL("TRUNCATE {}").format(tables.after(done)))
+        parts = _SHUFFLED if scd.shuffled else _IN_ORDER
         statement = _PASS.format(
             duals_of_block=_DUALS_OF_BLOCK.format(duals=tables.after(done - 1)),
             next_duals=tables.after(done),
             state=tables.state,
-            blocks=blocks,
+            ordered=sql.SQL("places") if scd.shuffled else blocks,
+            **{name: part.format(blocks=blocks) for name, part in parts.items()},
         )
         rows, seen = session.fetch_one(statement, {"pass": done, "options": options})
         job.require_all(rows, seen)
@@ -222,7 +244,8 @@ def run_passes(job: Job, scd: Scd, tolerance: float | None = None) -> tuple[Floa
         sql.SQL("SELECT v, steps FROM {} WHERE pass >= %(first)s ORDER BY pass DESC").format(tables.state),
         {"first": min(scd.average_from or done, done)},
     )
-    if last[1] != scd.steps(problem.n_units, done):
+    # Shuffled rows are batches of their own, whatever units they are of.
+    if last[1] != (rows * done if scd.shuffled else scd.steps(problem.n_units, done)):
         raise RunFailedError("a pass did not see every packed row, and no model was stored")
     v = np.mean([np.asarray(v, dtype=np.float64) for v, _ in ended], axis=0)
     return np.asarray(v / (scd.lambda_ * problem.n_units)), done
