@@ -27,7 +27,7 @@ from pg_dpml.privacy.noise.coordinates import DualNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_loss
+from pg_dpml.training.losses import choose_loss, losses_of
 from pg_dpml.training.method import Baseline, Card, Example, PrivateMethod, register
 from pg_dpml.training.options import Flag, Real, option
 from pg_dpml.training.plan import Plan, Problem, budget_warnings, privacy_warnings
@@ -37,8 +37,8 @@ from pg_dpml.training.shared_options import LossOptions
 
 __all__ = ["NoisyScdPlan", "ScdPlan"]
 
-LOSSES = {"binary": ("logistic", "huber_svm", "hinge"), "regression": ("squared",)}
-"""Losses of each task, the default first."""
+LOSSES = losses_of("binary", "regression", smooth=False)
+"""Losses of each task; a dual needs no gradient."""
 
 MOST_PASSES = 1000
 GAP = 1e-8
@@ -134,6 +134,7 @@ class ScdMethod(Baseline[ScdOptions]):
 
     name = "scd"
     summary = "not private: dual coordinate descent until the duality gap is small"
+    losses = LOSSES
     cards = ()
     options = ScdOptions
     examples = (
@@ -162,6 +163,7 @@ class DpScd(PrivateMethod[DpScdOptions]):
 
     name = "dp-scd"
     summary = "dual coordinate descent, with noise on the sum of rows and duals in every step"
+    losses = LOSSES
     cards = (
         Card(
             theorem="Every unit has its duals to itself: they are never released, and what a unit adds to v "
@@ -230,6 +232,7 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
 
     name = "seq-dp-scd"
     summary = "dual coordinate descent whose updates see each other, with noise on duals and sum"
+    losses = LOSSES
     cards = (
         Card(
             theorem="Updates of a batch see each other, so a row moves the duals of others: noise goes to "

@@ -21,7 +21,7 @@ from pg_dpml.privacy.noise.coordinates import CoordinateNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_loss, loss_options
+from pg_dpml.training.losses import choose_loss, loss_options, losses_of
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import Whole, option
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
@@ -29,8 +29,8 @@ from pg_dpml.training.shared_options import LossOptions
 
 __all__ = ["PrimalDescent", "PrimalPlan"]
 
-LOSSES = {"binary": ("logistic", "huber_svm"), "regression": ("squared",)}
-"""Losses of each task, the default first: smooth ones."""
+LOSSES = losses_of("binary", "regression")
+"""Losses of each task."""
 
 PASSES = 10
 SCORE_NOISE = 1.0
@@ -151,6 +151,7 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
 
     name = "primal-dp-scd"
     summary = "coordinate descent on the model, with noise on the coordinates of every step"
+    losses = LOSSES
     cards = (
         Card(
             theorem='T Gaussian releases, exact composition ("Coordinates of the model"; Damaskinos et al. '

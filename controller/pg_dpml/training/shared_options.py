@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pg_dpml.kernels import DEFAULT_HUBER_H
+from pg_dpml.kernels import DEFAULT_HUBER_H, LOSS_KINDS
 from pg_dpml.training.options import HUGE, TINY, Choice, Flag, Options, Real, Whole, option
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 def loss() -> Any:
     """Which loss is minimised."""
     return option(
-        Choice(("logistic", "huber_svm", "squared", "softmax", "hinge")),
+        Choice(tuple(LOSS_KINDS)),
         "Loss that is minimised.",
         "by the label: logistic for two classes, softmax for several, squared for a number",
     )
