@@ -53,29 +53,39 @@ def primal(
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("problem", [ADULT, HOUSES, Problem(40, 3, 1, "binary")])
 def test_defaults_of_dp_scd(problem: Problem, epsilon: float, relation: Relation) -> None:
-    """L = a g kappa P, lambda = L/(r n), C = g/(1 + r), as far as there are so many units."""
+    """L = a g kappa P, or what sampling needs; lambda = L/(r n), C = g/(1 + r)."""
     _, scd, noise = planned("dp-scd", problem, PrivacySpec(epsilon, 1e-5, relation))
+    n = problem.n_units
     kappa = relation.gradient_change(1.0) / gaussian.gaussian_mu(epsilon, 1e-5)
-    assert scd.passes == 10
-    assert scd.batch_size == math.ceil(min(0.5 * 0.25 * kappa * 10, problem.n_units))
-    assert scd.batch_size / (scd.lambda_ * problem.n_units) == pytest.approx(25.0)
-    assert scd.update_clip == pytest.approx(0.25 / 26.0)
-    assert scd.sampling == noise.sampling == scd.batch_size / problem.n_units
-    assert noise.steps == 10 * math.ceil(problem.n_units / scd.batch_size)
-    assert scd.average_from == 6
+    reach = 0.25 if problem.task == "regression" else 0.5
+    wanted = max((500.0 * kappa / n) ** 0.25 * reach * kappa * 20, n / (40.0 * kappa * kappa))
+    assert scd.passes == 20
+    assert scd.batch_size == math.ceil(min(wanted, n))
+    assert scd.batch_size / (scd.lambda_ * n) == pytest.approx(25.0)
+    assert scd.update_clip == pytest.approx(reach / 26.0)
+    assert scd.sampling == noise.sampling == scd.batch_size / n
+    assert noise.steps == 20 * math.ceil(n / scd.batch_size)
+    assert scd.average_from == 16
     assert scd.noise_scale == noise.scale > 0.0
     assert not scd.sequential
+    if scd.batch_size < n:
+        assert noise.scale >= 0.5 * noise.sensitivity / relation.gradient_change(1.0)
 
 
 def test_what_is_given_goes_into_the_other_defaults_of_dp_scd() -> None:
     _, scd, _ = planned("dp-scd", batch_size=100, lambda_=0.01)
     assert (scd.batch_size, scd.lambda_) == (100, 0.01)
-    assert scd.update_clip == pytest.approx(0.25 / (1.0 + 100 / (0.01 * ADULT.n_units)))
+    assert scd.update_clip == pytest.approx(0.5 / (1.0 + 100 / (0.01 * ADULT.n_units)))
     _, scd, _ = planned("dp-scd", batch_size=100)
     assert scd.lambda_ == pytest.approx(100 / (25.0 * ADULT.n_units))
     _, scd, noise = planned("dp-scd", update_clip=0.5, passes=3, average="none")
     assert (scd.update_clip, scd.passes, scd.average_from) == (0.5, 3, 0)
     assert noise.sensitivity == 1.0
+    _, scd, _ = planned("dp-scd", Problem(10**9, 9, 1, "binary"), PrivacySpec(2e-5, 1e-12))
+    assert scd.batch_size == 2**21
+    few, many = (Problem(4_000, 9, 1, "binary", unit, m) for unit, m in ((None, 1), ("who", 3)))
+    sizes = [planned("dp-scd", problem, PrivacySpec(0.3, 1e-5))[1].batch_size for problem in (few, many)]
+    assert sizes[1] == pytest.approx(3.0**1.25 * sizes[0], rel=0.1)  # kappa is three times as large
 
 
 def test_options_of_the_aggregate_are_public_numbers() -> None:

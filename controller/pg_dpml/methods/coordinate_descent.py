@@ -8,8 +8,11 @@ Defaults of dp-scd come from public numbers. Let kappa = D/mu, D = 2 m (replace_
 passes in the score of a row of norm 1 has standard deviation sqrt(T) sigma/(lambda n), sigma the noise on a
 batch's sum; that is nearly kappa P C/(lambda n) for updates of at most C, if the losses did not damp it. Let
 r = L/(lambda n): a full update goes 1/(1 + r) of the way from a row's score to its label, so C = g/(1 + r)
-shortens the updates of residuals above g. Given r and g, the noise in the score is about kappa P g/L, so
-L = a g kappa P makes it 1/a, and lambda = L/(r n). The constants a, g and r were best over public data sets.
+shortens the updates of residuals above g. Given r and g, the noise in the score is about kappa P g/L. So
+L = a g kappa P makes it 1/a, with a = (500 kappa/n)^(1/4): the fewer rows, the less noise is good for. But L
+is at least n/(2 kappa^2 P): below it a batch has less noise than its own bound, and sampling no longer helps.
+lambda is L/(r n). The constants were best over the training rows of public data sets; twice or half of each
+is nearly as good.
 """
 
 from __future__ import annotations
@@ -47,12 +50,12 @@ GAP = 1e-8
 LARGEST_BATCH = 2**21
 """Of dp-scd by default: the plain sum of so many changes is still precise."""
 
-PASSES = 10
-GAIN = 0.5
-REACH = 0.25
+PASSES = 20
+REACH = {"binary": 0.5, "regression": 0.25}
 RATIO = 25.0
-TAIL = 0.5
-"""Of dp-scd: P, a, g, r, and the share of the passes whose sums v are averaged."""
+FEW_ROWS = 500.0
+TAIL = 0.25
+"""Of dp-scd: P, g by task, r, n/kappa at which a is 1, and the share of the passes whose v are averaged."""
 
 SEQUENTIAL_PASSES = 2
 SEQUENTIAL_BATCH = 1
@@ -193,13 +196,12 @@ class DpScd(PrivateMethod[DpScdOptions]):
         loss = _loss(self.name, problem, options, "auto, dp-gd or dp-sgd")
         require_batch_size(problem, options.batch_size)
         n_units, delta = max(problem.n_units, 1), privacy.delta_for(problem.n_units)
-        passes = options.passes or PASSES
+        passes, reach = options.passes or PASSES, REACH[problem.task]
         change = privacy.relation.gradient_change(problem.max_rows_per_unit)
         kappa = change / composed.run_mu(privacy.epsilon, delta, 1)
-        wanted = math.ceil(min(GAIN * REACH * kappa * passes, n_units, LARGEST_BATCH))
-        batch_size = options.batch_size or wanted
+        batch_size = options.batch_size or _batch_size(n_units, kappa, reach, passes)
         lambda_ = options.lambda_ or batch_size / (RATIO * n_units)
-        clip = options.update_clip or REACH / (1.0 + batch_size / (lambda_ * n_units))
+        clip = options.update_clip or reach / (1.0 + batch_size / (lambda_ * n_units))
         scd = Scd(
             loss=loss,
             lambda_=lambda_,
@@ -295,6 +297,13 @@ def _loss(method: str, problem: Problem, options: ScdOptions | NoisyScdOptions, 
             f"or take method = {others}"
         )
     return choose_loss(problem, options, {}, losses=LOSSES)
+
+
+def _batch_size(n_units: int, kappa: float, reach: float, passes: int) -> int:
+    """Default batch size of dp-scd."""
+    gain = (FEW_ROWS * kappa / n_units) ** 0.25
+    wanted = max(gain * reach * kappa * passes, n_units / (2.0 * kappa**2 * passes))
+    return math.ceil(min(wanted, n_units, LARGEST_BATCH))
 
 
 def _average_from(options: NoisyScdOptions, passes: int) -> int:
