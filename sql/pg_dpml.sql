@@ -376,7 +376,7 @@ COMMENT ON COLUMN dpml.models.granted_to IS 'other roles that may read and apply
 COMMENT ON COLUMN dpml.models.method IS 'training method';
 COMMENT ON COLUMN dpml.models.private IS 'false for a model without a guarantee';
 COMMENT ON COLUMN dpml.models.task IS 'binary, multiclass or regression';
-COMMENT ON COLUMN dpml.models.loss IS 'logistic, huber_svm, squared or softmax';
+COMMENT ON COLUMN dpml.models.loss IS 'logistic, huber_svm, squared, softmax or hinge';
 COMMENT ON COLUMN dpml.models.classes IS 'class names; binary: negative, positive; null for regression';
 COMMENT ON COLUMN dpml.models.weights IS 'released weights, one row of n_features for each class or a single row';
 COMMENT ON COLUMN dpml.models.whitening IS

@@ -8,9 +8,6 @@
 
 #include "kernels/poisson.h"
 
-/* In the order of enum DpmlLossKind. */
-static const char *const loss_names[] = {"logistic", "huber_svm", "squared", "softmax", "hinge"};
-
 const DpmlDomain dpml_positive = {0, HUGE_VAL, true, false, "a number > 0"};
 const DpmlDomain dpml_not_negative = {0, HUGE_VAL, false, false, "a number >= 0"};
 /* A scale whose inverse, and its product with any count, is a number, too. */
@@ -45,15 +42,15 @@ dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before
 static int32
 loss_kind(const DpmlJson *json, DpmlLossChoice choice)
 {
-	const char *names[lengthof(loss_names)];
-	int32		kinds[lengthof(loss_names)];
+	const char *names[DPML_LOSS_KINDS];
+	int32		kinds[DPML_LOSS_KINDS];
 	int			n = 0;
 
-	for (int32 kind = 0; kind < (int32) lengthof(loss_names); kind++)
+	for (int32 kind = 0; kind < DPML_LOSS_KINDS; kind++)
 	{
-		if (kind == DPML_SOFTMAX && choice == DPML_SCALAR_LOSSES)
+		if (choice == DPML_SCALAR_LOSSES && dpml_loss_facts(kind)->label == DPML_CLASS_LABEL)
 			continue;
-		names[n] = loss_names[kind];
+		names[n] = dpml_loss_facts(kind)->name;
 		kinds[n++] = kind;
 	}
 	return kinds[dpml_json_choice(json, "loss", names, n, -1)];
@@ -63,9 +60,11 @@ loss_kind(const DpmlJson *json, DpmlLossChoice choice)
 void
 dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice)
 {
+	const DpmlLossFacts *facts;
 	double		classes;
 
 	loss->kind = loss_kind(json, choice);
+	facts = dpml_loss_facts(loss->kind);
 	loss->n_classes = 1;
 	loss->huber_h = dpml_default_huber_h();
 	loss->clip = HUGE_VAL;
@@ -73,15 +72,15 @@ dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice)
 
 	if (dpml_json_number(json, "classes", &class_count, &classes))
 	{
-		if (loss->kind == DPML_SQUARED)
-			dpml_json_reject(json, "classes", "absent with the loss \"squared\"");
+		if (facts->label == DPML_NUMBER_LABEL)
+			dpml_json_reject(json, "classes", psprintf("absent with the loss \"%s\"", facts->name));
 		loss->n_classes = (int32) classes;
 	}
-	else if (loss->kind == DPML_SOFTMAX)
-		dpml_json_reject(json, "classes", "given with the loss \"softmax\": an integer from 2 to 1048576");
+	else if (facts->label == DPML_CLASS_LABEL)
+		dpml_json_reject(json, "classes", psprintf("given with the loss \"%s\": %s", facts->name, class_count.text));
 
-	if (dpml_json_number(json, "clip", &dpml_positive, &loss->clip) && loss->kind == DPML_SOFTMAX)
-		dpml_json_reject(json, "clip", "absent with the loss \"softmax\"");
+	if (dpml_json_number(json, "clip", &dpml_positive, &loss->clip) && facts->label == DPML_CLASS_LABEL)
+		dpml_json_reject(json, "clip", psprintf("absent with the loss \"%s\"", facts->name));
 }
 
 /* Reject a loss whose derivative jumps, where `needed_by` needs one that does not. */
@@ -90,7 +89,7 @@ dpml_options_require_smooth(const DpmlLoss *loss, const DpmlJson *json, const ch
 {
 	if (isinf(dpml_loss_smoothness(loss)))
 		dpml_json_reject(json, "loss", psprintf("smooth for %s, and \"%s\" is not: use dpml.scd_epoch, or another loss",
-												needed_by, loss_names[loss->kind]));
+												needed_by, dpml_loss_facts(loss->kind)->name));
 }
 
 /* The bound at a key, a number > 0; infinity where the key is absent. */

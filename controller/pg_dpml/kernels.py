@@ -28,6 +28,7 @@ __all__ = [
     "DEFAULT_HUBER_H",
     "FOLD_ROWS",
     "LEAST_SCALE",
+    "LOSS_KINDS",
     "MAX_BLUR",
     "MAX_FEATURES",
     "MAX_GRAM_FEATURES",
@@ -41,6 +42,7 @@ __all__ = [
     "Schedule",
     "Sensitivity",
     "ffi",
+    "has_probability",
     "lib",
     "noise_grid",
     "pointer",
@@ -97,13 +99,11 @@ DEFAULT_HUBER_H: float = lib.dpml_default_huber_h()
 _MAX_COUNT = 2**62
 _MAX_BATCH = 2**31 - 1
 
-_LOSSES = {
-    "logistic": lib.DPML_LOGISTIC,
-    "huber_svm": lib.DPML_HUBER_SVM,
-    "squared": lib.DPML_SQUARED,
-    "softmax": lib.DPML_SOFTMAX,
-    "hinge": lib.DPML_HINGE,
+LOSS_KINDS: dict[str, int] = {
+    ffi.string(lib.dpml_loss_facts(kind).name).decode(): kind for kind in range(lib.DPML_LOSS_KINDS)
 }
+"""Every loss, in the order of the kernels."""
+
 _SCHEDULES = {
     "constant": lib.DPML_CONSTANT,
     "decreasing": lib.DPML_DECREASING,
@@ -122,6 +122,11 @@ def require(condition: bool, message: str) -> None:
 def pointer(array: npt.NDArray[Any], kind: str = "double") -> Any:
     """View of an array for C; it keeps the array alive."""
     return ffi.from_buffer(f"{kind}[]", array)
+
+
+def has_probability(kind: str) -> bool:
+    """Whether scores of a model of a loss give probabilities; False for a loss that there is not."""
+    return kind in LOSS_KINDS and bool(lib.dpml_loss_facts(LOSS_KINDS[kind]).has_probability)
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         softmax = self.kind == "softmax"
-        require(self.kind in _LOSSES, f"loss must be one of {', '.join(_LOSSES)}, not {self.kind!r}")
+        require(self.kind in LOSS_KINDS, f"loss must be one of {', '.join(LOSS_KINDS)}, not {self.kind!r}")
         require(
             (2 if softmax else 1) <= self.n_classes <= (1 if self.kind == "squared" else _MAX_BATCH),
             "n_classes must be at least 2 for softmax and 1 for squared",
@@ -196,7 +201,7 @@ class Loss:
     def c_fields(self) -> dict[str, float]:
         """Members of the C struct."""
         return {
-            "kind": _LOSSES[self.kind],
+            "kind": LOSS_KINDS[self.kind],
             "n_classes": self.n_classes,
             "huber_h": self.huber_h,
             "clip": self.clip,

@@ -17,8 +17,27 @@ enum DpmlLossKind
 	DPML_HUBER_SVM = 1,			/* hinge smoothed on |1 - y u| <= h */
 	DPML_SQUARED = 2,			/* (u - y)^2 / 2, Huber beyond the clip */
 	DPML_SOFTMAX = 3,			/* -ln p_y, y in {0 .. K-1} */
-	DPML_HINGE = 4				/* max(0, 1 - y u), y in {-1, +1}; not smooth */
+	DPML_HINGE = 4,				/* max(0, 1 - y u), y in {-1, +1}; not smooth */
+	DPML_LOSS_KINDS = 5			/* how many there are */
 };
+
+enum DpmlLossLabel
+{
+	DPML_SIGN_LABEL = 0,		/* -1 or +1; with several classes a score each, that class against all others */
+	DPML_NUMBER_LABEL = 1,
+	DPML_CLASS_LABEL = 2		/* 0 .. K-1, of K scores together */
+};
+
+/* What there is to know of a kind of loss beside its formulas. */
+typedef struct DpmlLossFacts
+{
+	char		name[16];		/* in options and in stored models */
+	int32_t		label;			/* enum DpmlLossLabel */
+	int32_t		has_probability;	/* 1: 1 / (1 + exp(-u)) of a score, or the softmax of K, is one */
+} DpmlLossFacts;
+
+/* The facts of a kind; NULL where there is none. */
+const DpmlLossFacts *dpml_loss_facts(int32_t kind);
 
 typedef struct DpmlLoss
 {
