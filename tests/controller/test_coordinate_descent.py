@@ -123,7 +123,6 @@ def test_options_of_the_aggregate_are_public_numbers() -> None:
         "lambda": 0.5,
         "rows": ADULT.n_units,
         "batch_size": 1,
-        "shuffle": True,
         "exact": True,
     }
     assert (decided.tolerance, decided.work.passes, decided.noise) == (1e-8, 1000, None)

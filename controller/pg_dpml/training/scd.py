@@ -43,7 +43,7 @@ class Scd:
     sequential : bool
         Whether the updates of a batch see each other.
     shuffled : bool
-        Whether every pass visits the blocks in a fresh random order, and the rows of each block in another.
+        Whether every pass visits the blocks in a fresh random order.
     exact : bool
         Whether the update of a logistic loss is exact; else it is one Newton step.
     update_clip : float
@@ -86,7 +86,6 @@ class Scd:
             options["max_rows_per_unit"] = self.max_rows_per_unit
         for name, given in (
             ("sequential", self.sequential),
-            ("shuffle", self.shuffled),
             ("exact", self.exact),
             ("dual_noise", self.dual_noise and self.noise_scale > 0.0),
         ):
