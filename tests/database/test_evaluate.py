@@ -186,6 +186,7 @@ def test_a_hinge_model_is_evaluated_as_another_of_its_weights(database: str) -> 
         assert getattr(hinge, figure) == getattr(logistic, figure)
     noisy = pg_dpml.evaluate(database, "h", "people", privacy=EXACT)
     assert noisy.error is not None
+    assert hinge.accuracy is not None
     assert noisy.error.value == pytest.approx(1.0 - hinge.accuracy, abs=0.01)
 
 

@@ -474,15 +474,15 @@ MUTANTS = [
     Mutant(
         "logistic-clip-removed",
         KERNELS,
-        "return -sign * dpml_least(1.0 / (1.0 + exp(sign * u)), clip);",
-        "return -sign / (1.0 + exp(sign * u));",
+        "return -dpml_least(1.0 / (1.0 + exp(m)), clip);",
+        "return clip > 0.0 ? -1.0 / (1.0 + exp(m)) : 0.0;",
         f"{TEST_REPLAY}::test_worst_pair_of_classification_losses",
     ),
     Mutant(
         "squared-clip-removed",
         KERNELS,
-        "return dpml_clamp(u - y, -clip, clip);",
-        "return u - y + 0.0 * clip;",
+        "return dpml_clamp(u - y, -loss->clip, loss->clip);",
+        "return u - y;",
         f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
     ),
     Mutant(
