@@ -765,10 +765,11 @@ COMMENT ON AGGREGATE dpml.loss(float8[], float8, float8[], jsonb) IS
 'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise
 SELECT dpml.loss(x, y, weights, options) FROM t
 logistic   ln(1 + exp(-y u)), y = -1 or 1
-huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
+huber_svm  the hinge loss, its corner rounded where |1 - y u| <= huber_h
+hinge      max(0, 1 - y u), y = -1 or 1; no loss of SGD, as its derivative jumps
 squared    (u - y)^2 / 2, linear beyond a difference of clip
 softmax    -ln of the probability of class y = 0, 1, ...; classes is required
-logistic and huber_svm with classes train one model a class against all others. See also: options.';
+logistic, huber_svm and hinge with classes: one model a class against all others. See also: options.';
 GRANT EXECUTE ON FUNCTION dpml.loss(float8[], float8, float8[], jsonb) TO dpml_curator;
 
 CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (

@@ -41,6 +41,12 @@ def huber_svm(u: float, y: float, h: float) -> tuple[float, float]:
     return 1 - m, -y
 
 
+def hinge(u: float, y: float) -> tuple[float, float]:
+    """max(0, 1 - y u) and a derivative in u; 0 at the corner."""
+    m = y * u
+    return (1 - m, -y) if m < 1 else (0.0, 0.0)
+
+
 def squared(u: float, y: float) -> tuple[float, float]:
     """(u - y)^2 / 2 and its derivative in u."""
     return (u - y) ** 2 / 2, u - y
@@ -56,7 +62,7 @@ def loss(name: str, u: float, y: float, *, clip: float = math.inf, h: float = 0.
     def plain(v: float) -> tuple[float, float]:
         if name == "huber_svm":
             return huber_svm(v, y, h)
-        return logistic(v, y) if name == "logistic" else squared(v, y)
+        return {"logistic": logistic, "hinge": hinge, "squared": squared}[name](v, y)
 
     value, slope = plain(u)
     if abs(slope) <= clip:

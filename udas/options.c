@@ -9,7 +9,7 @@
 #include "kernels/noise.h"
 
 /* In the order of enum DpmlLossKind. */
-static const char *const loss_names[] = {"logistic", "huber_svm", "squared", "softmax"};
+static const char *const loss_names[] = {"logistic", "huber_svm", "squared", "softmax", "hinge"};
 
 const DpmlDomain dpml_positive = {0, HUGE_VAL, true, false, "a number > 0"};
 const DpmlDomain dpml_not_negative = {0, HUGE_VAL, false, false, "a number >= 0"};
@@ -38,14 +38,31 @@ dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before
 	return options;
 }
 
+/* Which of the losses that a parser takes an object names. */
+static int32
+loss_kind(const DpmlJson *json, DpmlLossChoice choice)
+{
+	const char *names[lengthof(loss_names)];
+	int32		kinds[lengthof(loss_names)];
+	int			n = 0;
+
+	for (int32 kind = 0; kind < (int32) lengthof(loss_names); kind++)
+	{
+		if (kind == DPML_SOFTMAX && choice == DPML_SCALAR_LOSSES)
+			continue;
+		names[n] = loss_names[kind];
+		kinds[n++] = kind;
+	}
+	return kinds[dpml_json_choice(json, "loss", names, n, -1)];
+}
+
 /* The loss and what belongs to it. */
 void
 dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice)
 {
 	double		classes;
 
-	StaticAssertStmt(lengthof(loss_names) == DPML_ALL_LOSSES, "a name for every loss");
-	loss->kind = dpml_json_choice(json, "loss", loss_names, (int) choice, -1);
+	loss->kind = loss_kind(json, choice);
 	loss->n_classes = 1;
 	loss->huber_h = dpml_default_huber_h();
 	loss->clip = HUGE_VAL;
@@ -62,6 +79,15 @@ dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice)
 
 	if (dpml_json_number(json, "clip", &dpml_positive, &loss->clip) && loss->kind == DPML_SOFTMAX)
 		dpml_json_reject(json, "clip", "absent with the loss \"softmax\"");
+}
+
+/* Reject a loss whose derivative jumps, where `needed_by` needs one that does not. */
+void
+dpml_options_require_smooth(const DpmlLoss *loss, const DpmlJson *json, const char *needed_by)
+{
+	if (isinf(dpml_loss_smoothness(loss)))
+		dpml_json_reject(json, "loss", psprintf("smooth for %s, and \"%s\" is not: use dpml.scd_epoch, or another loss",
+												needed_by, loss_names[loss->kind]));
 }
 
 /* The bound at a key, a number > 0; infinity where the key is absent. */

@@ -13,11 +13,11 @@
 
 #include "kernels/loss.h"
 
-/* Losses that a parser takes: how many of enum DpmlLossKind, those of one score first. */
+/* Losses that a parser takes. */
 typedef enum DpmlLossChoice
 {
-	DPML_SCALAR_LOSSES = DPML_SQUARED + 1,
-	DPML_ALL_LOSSES = DPML_SOFTMAX + 1
+	DPML_SCALAR_LOSSES,			/* those of one score */
+	DPML_ALL_LOSSES
 } DpmlLossChoice;
 
 /* Options of every pass over rows, whichever solver makes it. */
@@ -41,6 +41,7 @@ extern const DpmlDomain dpml_scale;
 
 extern Jsonb *dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before);
 extern void dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice);
+extern void dpml_options_require_smooth(const DpmlLoss *loss, const DpmlJson *json, const char *needed_by);
 extern double dpml_options_bound(const DpmlJson *json, const char *key);
 extern int64 dpml_options_integer(const DpmlJson *json, const char *key, const DpmlDomain *domain, int64 absent);
 extern int32 dpml_options_max_rows_per_unit(const DpmlJson *json);

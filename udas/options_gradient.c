@@ -52,4 +52,5 @@ dpml_hessian_options_parse(DpmlLoss *loss, Jsonb *jsonb)
 	dpml_json_open(&json, &jsonb->root, "options");
 	dpml_json_check_keys(&json, hessian_keys, lengthof(hessian_keys));
 	dpml_options_loss(loss, &json, DPML_SCALAR_LOSSES);
+	dpml_options_require_smooth(loss, &json, "a Hessian");
 }

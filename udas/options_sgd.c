@@ -116,6 +116,8 @@ dpml_sgd_options_parse(DpmlPassOptions *pass, DpmlSgdPassOptions *options, Jsonb
 	dpml_json_open(&json, &jsonb->root, "options");
 	dpml_json_check_keys(&json, sgd_keys, lengthof(sgd_keys));
 	dpml_pass_options_parse(pass, &json);
+	if (use != DPML_FOR_LOSS)
+		dpml_options_require_smooth(&pass->loss, &json, "SGD");
 	sgd->loss = pass->loss;
 	sgd->lambda = pass->lambda;
 	sgd->by_unit = pass->max_rows_per_unit > 0;

@@ -102,6 +102,7 @@ _LOSSES = {
     "huber_svm": lib.DPML_HUBER_SVM,
     "squared": lib.DPML_SQUARED,
     "softmax": lib.DPML_SOFTMAX,
+    "hinge": lib.DPML_HINGE,
 }
 _SCHEDULES = {
     "constant": lib.DPML_CONSTANT,
@@ -130,11 +131,11 @@ class Loss:
     Parameters
     ----------
     kind : str
-        One of logistic, huber_svm (y is -1 or +1), squared (y is a number),
-        softmax (y is a class index).
+        One of logistic, huber_svm, hinge (y is -1 or +1), squared (y is a
+        number), softmax (y is a class index).
     n_classes : int
-        K, at least 2 for softmax; with logistic and huber_svm K > 1 means one
-        loss a class against all others; 1 for squared.
+        K, at least 2 for softmax; with logistic, huber_svm and hinge K > 1 means
+        one loss a class against all others; 1 for squared.
     huber_h : float
         Half width of the Huber SVM's bend, in [1e-270, 1e270].
     clip : float
@@ -168,7 +169,7 @@ class Loss:
 
     @property
     def smoothness(self) -> float:
-        """Bound on the norm of one row's Hessian, for a row of norm at most 1."""
+        """Bound on the norm of one row's Hessian, for a row of norm at most 1; infinity for hinge."""
         return float(lib.dpml_loss_smoothness(self._c()))
 
     def unit_smoothness(self, max_rows_per_unit: int) -> float:

@@ -37,9 +37,10 @@ def test_the_methods_are_these() -> None:
     assert METHODS[0] == "auto"
     assert set(METHODS) == {
         *("auto", "bolt-on", "bst14", "dp-gd", "dp-sgd", "scs13", "sufficient-statistics", "whitened-dp-gd"),
-        *("lbfgs", "noiseless"),
+        *("dp-scd", "primal-dp-scd", "seq-dp-scd"),
+        *("lbfgs", "noiseless", "scd"),
     }
-    assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless"}
+    assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless", "scd"}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -45,7 +45,7 @@ make_choices(const uint8_t *data)
 	Choices		choices = {.bytes = {data, 16}};
 	Bytes	   *bytes = &choices.bytes;
 
-	choices.loss.kind = choose(bytes, 4);
+	choices.loss.kind = choose(bytes, 5);
 	choices.loss.n_classes = 1;
 	if (choices.loss.kind != DPML_SQUARED)
 		choices.loss.n_classes = 1 + choose(bytes, MOST_CLASSES);

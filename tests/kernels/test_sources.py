@@ -107,7 +107,13 @@ def results(d: int) -> list[Any]:
     draw = np.random.default_rng(9)
     row, matrix = draw.normal(size=d), draw.normal(size=(d, d))
     found: list[Any] = [replay.scores(row, matrix, d).tobytes(), replay.whitened_norm(row, matrix)]
-    for loss in (Loss("logistic"), Loss("huber_svm"), Loss("squared"), Loss("softmax", n_classes=3)):
+    for loss in (
+        Loss("logistic"),
+        Loss("huber_svm"),
+        Loss("hinge"),
+        Loss("squared"),
+        Loss("softmax", n_classes=3),
+    ):
         for batch_size in (1, 2, 7):
             epoch = replay.sgd_blocks(
                 blocks(d),

@@ -46,6 +46,12 @@ huber_svm_value(double m, double h, double clip)
 }
 
 static double
+hinge_value(double m, double clip)
+{
+	return m < 1.0 ? dpml_least(1.0, clip) * (1.0 - m) : 0.0;
+}
+
+static double
 squared_value(double residual, double clip)
 {
 	double		size = fabs(residual);
@@ -70,6 +76,8 @@ dpml_loss_value(const DpmlLoss *loss, double u, double y)
 			return logistic_value(dpml_sign(y) * u, loss->clip);
 		case DPML_HUBER_SVM:
 			return huber_svm_value(dpml_sign(y) * u, loss->huber_h, loss->clip);
+		case DPML_HINGE:
+			return hinge_value(dpml_sign(y) * u, loss->clip);
 		default:
 			return squared_value(u - y, loss->clip);
 	}
@@ -104,6 +112,8 @@ dpml_loss_curvature(const DpmlLoss *loss, double u, double y)
 		case DPML_HUBER_SVM:
 			slope = fabs(dpml_derivative(loss, u, y));
 			return slope > 0.0 && slope < dpml_least(1.0, loss->clip) ? 1.0 / (2.0 * loss->huber_h) : 0.0;
+		case DPML_HINGE:
+			return 0.0;
 		default:
 			return fabs(u - y) <= loss->clip ? 1.0 : 0.0;
 	}
@@ -183,6 +193,7 @@ dpml_loss_lipschitz(const DpmlLoss *loss)
 	{
 		case DPML_LOGISTIC:
 		case DPML_HUBER_SVM:
+		case DPML_HINGE:
 			return joint * dpml_least(1.0, loss->clip);
 		case DPML_SQUARED:
 			return loss->clip;
@@ -200,6 +211,8 @@ dpml_loss_smoothness(const DpmlLoss *loss)
 			return 0.25;
 		case DPML_HUBER_SVM:
 			return 1.0 / (2.0 * loss->huber_h);
+		case DPML_HINGE:
+			return INFINITY;
 		case DPML_SQUARED:
 			return 1.0;
 		default:

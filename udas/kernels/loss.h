@@ -16,7 +16,8 @@ enum DpmlLossKind
 	DPML_LOGISTIC = 0,			/* ln(1 + exp(-y u)), y in {-1, +1} */
 	DPML_HUBER_SVM = 1,			/* hinge smoothed on |1 - y u| <= h */
 	DPML_SQUARED = 2,			/* (u - y)^2 / 2, Huber beyond the clip */
-	DPML_SOFTMAX = 3			/* -ln p_y, y in {0 .. K-1} */
+	DPML_SOFTMAX = 3,			/* -ln p_y, y in {0 .. K-1} */
+	DPML_HINGE = 4				/* max(0, 1 - y u), y in {-1, +1}; not smooth */
 };
 
 typedef struct DpmlLoss
@@ -34,7 +35,7 @@ double		dpml_default_huber_h(void);
 double		dpml_loss_value(const DpmlLoss *loss, double u, double y);
 double		dpml_loss_derivative(const DpmlLoss *loss, double u, double y);
 
-/* Second derivative in u; 0 where the derivative is clipped, and where a bend begins or ends. */
+/* Second derivative in u; 0 where the derivative is clipped, and where a bend or corner begins or ends. */
 double		dpml_loss_curvature(const DpmlLoss *loss, double u, double y);
 
 /* Softmax value, and its gradient in the K scores (probabilities minus the one-hot label). */
@@ -45,7 +46,7 @@ void		dpml_softmax_gradient(int32_t n_classes, const double *scores, int32_t lab
 double		dpml_classes_value(const DpmlLoss *loss, const double *scores, int32_t label);
 void		dpml_classes_gradient(const DpmlLoss *loss, const double *scores, int32_t label, double *gradient);
 
-/* L in the Frobenius norm of the K x d gradient, and beta. */
+/* L in the Frobenius norm of the K x d gradient, and beta: infinity for a loss that is not smooth. */
 double		dpml_loss_lipschitz(const DpmlLoss *loss);
 double		dpml_loss_smoothness(const DpmlLoss *loss);
 

@@ -64,6 +64,9 @@ dpml_derivative(const DpmlLoss *loss, double u, double y)
 			sign = dpml_sign(y);
 			return -sign * dpml_clamp((1.0 + loss->huber_h - sign * u) / (2.0 * loss->huber_h),
 									  0.0, dpml_least(1.0, clip));
+		case DPML_HINGE:
+			sign = dpml_sign(y);
+			return sign * u < 1.0 ? -sign * dpml_least(1.0, clip) : 0.0;
 		default:
 			return dpml_clamp(u - y, -clip, clip);
 	}

@@ -55,7 +55,11 @@ class Clipped:
 
 
 def choose_loss(
-    problem: Problem, options: LossOptions, default_clips: Mapping[str, float], clip: float | None = None
+    problem: Problem,
+    options: LossOptions,
+    default_clips: Mapping[str, float],
+    clip: float | None = None,
+    losses: Mapping[str, tuple[str, ...]] = LOSS_OF_TASK,
 ) -> Loss:
     """The loss of a run, its derivative clipped at `clip`, or by default as `default_clips` says (else not).
 
@@ -64,7 +68,7 @@ def choose_loss(
     SpecError
         If the loss does not fit the task, or softmax is given a clip.
     """
-    allowed = LOSS_OF_TASK[problem.task]
+    allowed = losses[problem.task]
     kind = options.loss or allowed[0]
     if kind not in allowed:
         raise SpecError(f"loss for a {problem.task} label must be {' or '.join(allowed)}, not {kind}")
