@@ -33,7 +33,8 @@ LOSSES = {"binary": ("logistic", "huber_svm"), "regression": ("squared",)}
 """Losses of each task, the default first: smooth ones."""
 
 PASSES = 10
-SCORE_NOISE = 1.0
+SCORE_NOISE = {"binary": 1.0, "regression": 0.1}
+"""Labels in [-1, 1] tolerate less noise than logits."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,9 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
             )
         passes, delta = options.passes or PASSES, privacy.delta_for(problem.n_units)
         mu = composed.run_mu(privacy.epsilon, delta, 1)
-        clip = options.update_clip or SCORE_NOISE * mu / (2.0 * passes * math.sqrt(problem.n_weights))
+        clip = options.update_clip or SCORE_NOISE[problem.task] * mu / (
+            2.0 * passes * math.sqrt(problem.n_weights)
+        )
         noise = coordinates.calibrate_coordinates(
             update_clip=clip,
             coordinates=taken,
