@@ -137,6 +137,8 @@ def test_every_file_is_a_data_set(path: Path) -> None:
     columns = [column.split()[0].strip('"') for column in data.table.replace("\n", " ").split(", ")]
     features = [column.name for column in data.spec.columns]
     assert sorted([*features, data.spec.label.column]) == sorted(columns)
+    for run in data.runs:
+        assert run.spec.method == run.method  # the method has its options
     goals = [run.goal for run in data.runs if run.goal is not None]
     assert all(math.isfinite(goal) and goal <= data.unit for goal in goals)
     if folder := os.environ.get("PG_DPML_DATA"):
