@@ -91,8 +91,9 @@ def random_labels(rng: np.random.Generator, n: int) -> FloatArray:
 
 def random_duals(rng: np.random.Generator, labels: FloatArray) -> FloatArray:
     """As a run leaves them: within their range, at its ends, or beyond it by noise."""
-    inside = labels * rng.choice([0.0, 1.0, rng.random()], size=len(labels))
-    return inside + rng.choice([0.0, 0.0, 3.0]) * rng.normal(size=len(labels))
+    duals: FloatArray = labels * rng.choice([0.0, 1.0, rng.random()], size=len(labels))
+    duals += rng.choice([0.0, 0.0, 3.0]) * rng.normal(size=len(labels))
+    return duals
 
 
 def step(scd: Scd, table: Table, v: FloatArray, duals: FloatArray) -> replay_scd.Pass:
