@@ -53,23 +53,25 @@ def primal(
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("problem", [ADULT, HOUSES, Problem(40, 3, 1, "binary")])
 def test_defaults_of_dp_scd(problem: Problem, epsilon: float, relation: Relation) -> None:
-    """L = a g kappa P, or what sampling needs; lambda = L/(r n), C = g/(1 + r)."""
+    """L = a g kappa P, or what sampling needs, P where both are equal; lambda = L/(r n), C = g/(1 + r)."""
     _, scd, noise = planned("dp-scd", problem, PrivacySpec(epsilon, 1e-5, relation))
     n = problem.n_units
     kappa = relation.gradient_change(1.0) / gaussian.gaussian_mu(epsilon, 1e-5)
     reach = 0.25 if problem.task == "regression" else 0.5
-    wanted = max((500.0 * kappa / n) ** 0.25 * reach * kappa * 20, n / (40.0 * kappa * kappa))
-    assert scd.passes == 20
+    gain = (500.0 * kappa / n) ** 0.25
+    passes = scd.passes
+    assert passes == math.ceil(min(max((n / (gain * reach * kappa**3)) ** 0.5, 20.0), 50.0))
+    wanted = max(gain * reach * kappa * passes, n / (kappa * kappa * passes))
     assert scd.batch_size == math.ceil(min(wanted, n))
     assert scd.batch_size / (scd.lambda_ * n) == pytest.approx(25.0)
     assert scd.update_clip == pytest.approx(reach / 26.0)
     assert scd.sampling == noise.sampling == scd.batch_size / n
-    assert noise.steps == 20 * math.ceil(n / scd.batch_size)
-    assert scd.average_from == 16
+    assert noise.steps == passes * math.ceil(n / scd.batch_size)
+    assert scd.average_from == passes - math.ceil(0.25 * passes) + 1
     assert scd.noise_scale == noise.scale > 0.0
     assert not scd.sequential
     if scd.batch_size < n:
-        assert noise.scale >= 0.5 * noise.sensitivity / relation.gradient_change(1.0)
+        assert noise.scale >= noise.sensitivity / relation.gradient_change(1.0)
 
 
 def test_what_is_given_goes_into_the_other_defaults_of_dp_scd() -> None:

@@ -10,9 +10,9 @@ batch's sum; that is nearly kappa P C/(lambda n) for updates of at most C, if th
 r = L/(lambda n): a full update goes 1/(1 + r) of the way from a row's score to its label, so C = g/(1 + r)
 shortens the updates of residuals above g. Given r and g, the noise in the score is about kappa P g/L. So
 L = a g kappa P makes it 1/a, with a = (500 kappa/n)^(1/4): the fewer rows, the less noise is good for. But L
-is at least n/(2 kappa^2 P): below it a batch has less noise than its own bound, and sampling no longer helps.
-lambda is L/(r n). The constants were best over the training rows of public data sets; twice or half of each
-is nearly as good.
+is at least n/(kappa^2 P): below it a batch has less noise than its own bound, and sampling no longer helps.
+P is 20, or up to 50 where that makes both equal. lambda is L/(r n). The constants were best over the training
+rows of public data sets; twice or half of each is nearly as good.
 """
 
 from __future__ import annotations
@@ -50,19 +50,20 @@ GAP = 1e-8
 LARGEST_BATCH = 2**21
 """Of dp-scd by default: the plain sum of so many changes is still precise."""
 
-PASSES = 20
+LEAST_PASSES, MOST_PRIVATE_PASSES = 20, 50
 REACH = {"binary": 0.5, "regression": 0.25}
 RATIO = 25.0
 FEW_ROWS = 500.0
 TAIL = 0.25
-"""Of dp-scd: P, g by task, r, n/kappa at which a is 1, and the share of the passes whose v are averaged."""
+"""Of dp-scd: bounds on P, g by task, r, n/kappa at which a is 1, and the share of the passes whose v are
+averaged."""
 
-SEQUENTIAL_PASSES = 2
+SEQUENTIAL_PASSES = 1
 SEQUENTIAL_BATCH = 1
-SEQUENTIAL_CLIP = 0.2
-SEQUENTIAL_NOISE = 0.5
-"""Of seq-dp-scd: the noise on v grows with the square root of the batch size; lambda makes that in a score
-SEQUENTIAL_NOISE."""
+SEQUENTIAL_CLIP = 0.1
+SEQUENTIAL_NOISE = {"binary": 3.0, "regression": 0.3}
+"""Of seq-dp-scd: the noise on v grows with the square root of the batch size, and with the passes; lambda
+makes that in a score SEQUENTIAL_NOISE."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,11 @@ class DpScd(PrivateMethod[DpScdOptions]):
         loss = _loss(self.name, problem, options, "auto, dp-gd or dp-sgd")
         require_batch_size(problem, options.batch_size)
         n_units, delta = max(problem.n_units, 1), privacy.delta_for(problem.n_units)
-        passes, reach = options.passes or PASSES, REACH[problem.task]
+        reach = REACH[problem.task]
         change = privacy.relation.gradient_change(problem.max_rows_per_unit)
         kappa = change / composed.run_mu(privacy.epsilon, delta, 1)
-        batch_size = options.batch_size or _batch_size(n_units, kappa, reach, passes)
+        passes, batch_size = _passes_and_batch_size(n_units, kappa, reach, options.passes)
+        batch_size = options.batch_size or batch_size
         lambda_ = options.lambda_ or batch_size / (RATIO * n_units)
         clip = options.update_clip or reach / (1.0 + batch_size / (lambda_ * n_units))
         scd = Scd(
@@ -273,7 +275,7 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
         stddev = math.sqrt(noise.steps) * noise.scale
         scd = Scd(
             loss=loss,
-            lambda_=options.lambda_ or stddev / (SEQUENTIAL_NOISE * n_units) or 1.0,
+            lambda_=options.lambda_ or stddev / (SEQUENTIAL_NOISE[problem.task] * n_units) or 1.0,
             batch_size=batch_size,
             passes=passes,
             average_from=_average_from(options, passes),
@@ -299,11 +301,13 @@ def _loss(method: str, problem: Problem, options: ScdOptions | NoisyScdOptions, 
     return choose_loss(problem, options, {}, losses=LOSSES)
 
 
-def _batch_size(n_units: int, kappa: float, reach: float, passes: int) -> int:
-    """Default batch size of dp-scd."""
-    gain = (FEW_ROWS * kappa / n_units) ** 0.25
-    wanted = max(gain * reach * kappa * passes, n_units / (2.0 * kappa**2 * passes))
-    return math.ceil(min(wanted, n_units, LARGEST_BATCH))
+def _passes_and_batch_size(n_units: int, kappa: float, reach: float, passes: int | None) -> tuple[int, int]:
+    """Default batch size of dp-scd, and its default number of passes where none is given."""
+    pull = (FEW_ROWS * kappa / n_units) ** 0.25 * reach * kappa
+    needed = n_units / kappa**2
+    both_equal = math.sqrt(needed / pull)
+    passes = passes or math.ceil(min(max(both_equal, LEAST_PASSES), MOST_PRIVATE_PASSES))
+    return passes, math.ceil(min(max(pull * passes, needed / passes), n_units, LARGEST_BATCH))
 
 
 def _average_from(options: NoisyScdOptions, passes: int) -> int:

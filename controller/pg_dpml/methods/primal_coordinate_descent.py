@@ -33,7 +33,8 @@ LOSSES = losses_of("binary", "regression")
 """Losses of each task."""
 
 PASSES = 10
-SCORE_NOISE = 1.0
+SCORE_NOISE = {"binary": 1.0, "regression": 0.1}
+"""Labels in [-1, 1] tolerate less noise than logits."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,9 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
             )
         passes, delta = options.passes or PASSES, privacy.delta_for(problem.n_units)
         mu = composed.run_mu(privacy.epsilon, delta, 1)
-        clip = options.update_clip or SCORE_NOISE * mu / (2.0 * passes * math.sqrt(problem.n_weights))
+        clip = options.update_clip or SCORE_NOISE[problem.task] * mu / (
+            2.0 * passes * math.sqrt(problem.n_weights)
+        )
         noise = coordinates.calibrate_coordinates(
             update_clip=clip,
             coordinates=taken,
