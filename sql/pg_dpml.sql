@@ -846,9 +846,10 @@ CREATE AGGREGATE dpml.scd_gap(block bytea, duals bytea, v float8[], options json
 	FINALFUNC = dpml.scd_gap_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.scd_gap(bytea, bytea, float8[], jsonb) IS
-'{sum of losses at v / (lambda rows), sum of dual values, rows} over packed blocks; not private: the result carries no noise
+'{sum of losses at v / (lambda rows), sum of dual values, rows} over packed blocks; not private: no noise
 With n = rows and w = v / (lambda n), the primal objective is the first / n + lambda/2 ||w||^2, the dual objective the
-second / n - lambda/2 ||w||^2, and their difference the duality gap. The dual is -Infinity where duals are not feasible.';
+second / n - lambda/2 ||w||^2, and their difference the duality gap. The sum of dual values is -Infinity where duals
+are not feasible.';
 GRANT EXECUTE ON FUNCTION dpml.scd_gap(bytea, bytea, float8[], jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.duals(duals bytea) RETURNS float8[]
