@@ -58,21 +58,59 @@ log = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True)
 class Run:
-    """A method on a data set; epsilon None for a method that is not private, goal None for no goal.
+    """A method on a data set.
 
-    `lambda` is for what has no default of it: the certified minimiser, tuned on the data set as those
-    figures were that it is compared with.
+    Attributes
+    ----------
+    method : str
+    epsilon : float or None
+        None for a method that is not private.
+    delta : float or None
+        None for the default, 1/n^2.
+    goal : float or None
+        None for no goal.
+    options : mapping
+        Of the method, by the names of a data set's file, where `lambda` has no underscore. A lambda is for
+        what has no default of it: the certified minimiser, tuned on the data set as those figures were
+        that it is compared with.
     """
 
     method: str
     epsilon: float | None = None
+    delta: float | None = None
     goal: float | None = None
-    lambda_: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], delta: float | None) -> Iterator[Run]:
+        """The runs of one table of a file: one for each epsilon, if it lists several."""
+        own = {name: given[name] for name in ("method", "goal") if name in given}
+        options = {name: value for name, value in given.items() if name not in (*own, "epsilon")}
+        epsilons = given.get("epsilon")
+        for epsilon in epsilons if isinstance(epsilons, list) else [epsilons]:
+            yield cls(epsilon=epsilon, delta=delta, options=options, **own)
 
     @property
     def title(self) -> str:
         """The method and what it was given."""
-        return self.method if self.lambda_ is None else f"{self.method}, lambda {self.lambda_:g}"
+        given = (f"{name} {shown_option(value)}" for name, value in self.options.items())
+        return ", ".join((self.method, *given))
+
+    @property
+    def privacy(self) -> PrivacySpec | None:
+        """The guarantee, if the method gives one."""
+        return None if self.epsilon is None else PrivacySpec(self.epsilon, self.delta)
+
+    @property
+    def spec(self) -> TrainSpec:
+        """The method with its options."""
+        options = {"lambda_" if name == "lambda" else name: value for name, value in self.options.items()}
+        return TrainSpec(self.method, **options)
+
+
+def shown_option(value: object) -> str:
+    """The value of an option as a file of accuracy.d has it."""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 @dataclass(frozen=True)
@@ -116,7 +154,8 @@ class DataSet:
             data = DataSpec.from_toml(demo_data.ADULT_SPEC.with_name(spec))
         else:
             data = DataSpec.from_mapping({"table": "rows", **spec})
-        runs = tuple(Run(lambda_=run.pop("lambda", None), **run) for run in given.pop("run"))
+        delta = given.pop("delta", None)
+        runs = tuple(run for table in given.pop("run") for run in Run.read(table, delta))
         files = tuple(given.pop("files"))
         return cls(name=path.stem, files=files, spec=replace(data, table="train_rows"), runs=runs, **given)
 
@@ -248,8 +287,7 @@ def split(connection: psycopg.Connection[Any], number: int) -> None:
 
 def measure(dsn: str, data: DataSet, run: Run, name: str) -> float:
     """One model by the public interface: its figure on test_rows."""
-    privacy = None if run.epsilon is None else PrivacySpec(run.epsilon)
-    pg_dpml.train(dsn, data.spec, privacy, TrainSpec(method=run.method, lambda_=run.lambda_), name=name)
+    pg_dpml.train(dsn, data.spec, run.privacy, run.spec, name=name)
     found = pg_dpml.evaluate(dsn, name, "test_rows", public=True)
     value = found.r_squared if data.spec.label.task == "regression" else found.accuracy
     if value is None:

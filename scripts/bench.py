@@ -43,7 +43,9 @@ from pg_dpml.errors import EXIT_TERMINATED, DpmlError
 from pg_dpml.methods import bolt_on
 from pg_dpml.runs.train import start_run
 from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.training import scd
 from pg_dpml.training.job import Job
+from pg_dpml.training.scd import Scd
 from pg_dpml.training.sgd import Sgd, run_passes
 
 ROWS, QUICK_ROWS = 1_000_000, 5_000
@@ -68,6 +70,8 @@ GOALS: Mapping[str, float] = {
     "scs13-b1": 8.0,
     "scs13-b10-vs-rows": 1.0,
     "poisson-epoch": 10.0,
+    "scd-pass": 1.5,
+    "dp-scd-pass": 1.5,
     "auto-covertype": 150.0,
     "start-up": 2.2,
 }
@@ -364,11 +368,28 @@ class Bench:
         """A pass over Poisson batches with noise in every step, over one of plain batches without."""
         return [self._noisy_pass("poisson-epoch", TrainSpec(method="dp-sgd", passes=1, batch_size=10))]
 
+    def scd_pass(self) -> list[Result]:
+        """Two passes of coordinate descent, whose duals are read and written, over two of plain SGD."""
+        plain = TrainSpec(method="bolt-on", passes=2, batch_size=1, schedule="inverse_sqrt")
+        return [self._packed_passes("scd-pass", TrainSpec(method="scd", passes=2, loss="hinge"), plain)]
+
+    def dp_scd_pass(self) -> list[Result]:
+        """Two passes of dp-scd over two of dp-sgd, both with noise in each of the same Poisson batches."""
+        options: dict[str, Any] = {"passes": 2, "batch_size": 50}
+        ours, other = (TrainSpec(method=method, **options) for method in ("dp-scd", "dp-sgd"))
+        return [self._packed_passes("dp-scd-pass", ours, other)]
+
     def _noisy_pass(self, name: str, training: TrainSpec, *, by_rows: bool = False) -> Result:
-        """Runs of one pass over rows that are packed once; the other side has batches of the same size."""
+        """A pass over one without noise, in batches of the same size."""
         plain = TrainSpec(
             method="bolt-on", passes=1, batch_size=training.get("batch_size"), schedule="inverse_sqrt"
         )
+        return self._packed_passes(name, training, plain, by_rows=by_rows)
+
+    def _packed_passes(
+        self, name: str, training: TrainSpec, plain: TrainSpec, *, by_rows: bool = False
+    ) -> Result:
+        """Runs of passes over rows that are packed once; `by_rows`: the other side reads single rows."""
         connection = self._open()
         ours, others = [], []
         with Database(self.dsn).session("REPEATABLE READ") as session:
@@ -376,17 +397,20 @@ class Bench:
             start_run(session)
             packed = packing.pack(session, resolved)
 
-            def one_pass(chosen: TrainSpec) -> Callable[[], object]:
-                decided = pg_dpml.plan(self.dsn, spec(), PrivacySpec(1.0), chosen)
-                assert isinstance(decided.work, Sgd)
+            def passes(chosen: TrainSpec) -> Callable[[], object]:
+                privacy = None if chosen.method == "scd" else PrivacySpec(1.0)
+                decided = pg_dpml.plan(self.dsn, spec(), privacy, chosen)
                 job = Job(Blocks(session, resolved, packed), decided, lambda *_: None)
+                if isinstance(decided.work, Scd):
+                    return partial(scd.run_passes, job, decided.work)
+                assert isinstance(decided.work, Sgd)
                 return partial(run_passes, job, decided.work)
 
-            noisy = one_pass(training)
-            other = self._pass_by_rows(connection, plain) if by_rows else one_pass(plain)
+            first = passes(training)
+            second = self._pass_by_rows(connection, plain) if by_rows else passes(plain)
             for _ in range(self.runs + 1):
-                ours.append(seconds(noisy))
-                others.append(seconds(other))
+                ours.append(seconds(first))
+                others.append(seconds(second))
             session.driver.rollback()
         return compare(name, ours[1:], others[1:])
 
@@ -462,6 +486,8 @@ def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GO
         "scs13-b1": partial(Bench.scs13, batch_size=1),
         "scs13-b10-vs-rows": Bench.scs13_vs_rows,
         "poisson-epoch": Bench.poisson_epoch,
+        "scd-pass": Bench.scd_pass,
+        "dp-scd-pass": Bench.dp_scd_pass,
         "auto-covertype": Bench.auto_covertype,
         "start-up": Bench.start_up,
     }

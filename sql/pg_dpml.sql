@@ -376,7 +376,7 @@ COMMENT ON COLUMN dpml.models.granted_to IS 'other roles that may read and apply
 COMMENT ON COLUMN dpml.models.method IS 'training method';
 COMMENT ON COLUMN dpml.models.private IS 'false for a model without a guarantee';
 COMMENT ON COLUMN dpml.models.task IS 'binary, multiclass or regression';
-COMMENT ON COLUMN dpml.models.loss IS 'logistic, huber_svm, squared or softmax';
+COMMENT ON COLUMN dpml.models.loss IS 'logistic, huber_svm, squared, softmax or hinge';
 COMMENT ON COLUMN dpml.models.classes IS 'class names; binary: negative, positive; null for regression';
 COMMENT ON COLUMN dpml.models.weights IS 'released weights, one row of n_features for each class or a single row';
 COMMENT ON COLUMN dpml.models.whitening IS
@@ -654,6 +654,15 @@ COMMENT ON COLUMN dpml.epoch.steps IS 'steps of this pass and all before it';
 COMMENT ON COLUMN dpml.epoch.rows IS 'rows of this pass; of Poisson batches the rows that could be drawn';
 COMMENT ON COLUMN dpml.epoch.velocity IS 'velocity after the pass, like weights; null without momentum';
 
+CREATE TYPE dpml.scd_pass AS (v float8[], steps bigint, rows bigint, duals bytea[]);
+COMMENT ON TYPE dpml.scd_pass IS
+'result of a pass of coordinate descent: v, steps of all passes so far, rows of this pass, the duals of its blocks';
+COMMENT ON COLUMN dpml.scd_pass.v IS 'sum of dual times row; the weights are v / (lambda rows)';
+COMMENT ON COLUMN dpml.scd_pass.steps IS 'batches of this pass and all before it';
+COMMENT ON COLUMN dpml.scd_pass.rows IS 'rows of this pass; of Poisson batches the rows that could be drawn';
+COMMENT ON COLUMN dpml.scd_pass.duals IS
+'of each block the duals of its rows, as dpml.duals reads them; of rows that came one by one a single element';
+
 CREATE TYPE dpml.gradient_sums AS (gradient float8[], losses float8[], rows bigint);
 COMMENT ON TYPE dpml.gradient_sums IS 'result of dpml.gradient: sums over rows, without noise, regulariser or division';
 COMMENT ON COLUMN dpml.gradient_sums.gradient IS
@@ -769,10 +778,11 @@ COMMENT ON AGGREGATE dpml.loss(float8[], float8, float8[], jsonb) IS
 'mean loss of weights over rows, plus lambda/2 ||w||^2; not private: the result carries no noise
 SELECT dpml.loss(x, y, weights, options) FROM t
 logistic   ln(1 + exp(-y u)), y = -1 or 1
-huber_svm  the hinge loss 1 - y u, bent within huber_h of its corner
+huber_svm  the hinge loss, its corner rounded where |1 - y u| <= huber_h
+hinge      max(0, 1 - y u), y = -1 or 1; no loss of SGD, as its derivative jumps
 squared    (u - y)^2 / 2, linear beyond a difference of clip
 softmax    -ln of the probability of class y = 0, 1, ...; classes is required
-logistic and huber_svm with classes train one model a class against all others. See also: options.';
+logistic, huber_svm and hinge with classes: one model a class against all others. See also: options.';
 GRANT EXECUTE ON FUNCTION dpml.loss(float8[], float8, float8[], jsonb) TO dpml_curator;
 
 CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
@@ -782,6 +792,74 @@ CREATE AGGREGATE dpml.loss(block bytea, weights float8[], options jsonb) (
 COMMENT ON AGGREGATE dpml.loss(bytea, float8[], jsonb) IS
 'mean loss of weights over packed blocks, plus lambda/2 ||w||^2; not private: the result carries no noise';
 GRANT EXECUTE ON FUNCTION dpml.loss(bytea, float8[], jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.scd_rows_transition(internal, float8[], float8, float8, float8[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_scd_rows_transition';
+COMMENT ON FUNCTION dpml.scd_rows_transition(internal, float8[], float8, float8, float8[], jsonb) IS
+'transition of dpml.scd_epoch over rows';
+
+CREATE FUNCTION dpml.scd_rows_final(internal) RETURNS dpml.scd_pass
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_scd_rows_final';
+COMMENT ON FUNCTION dpml.scd_rows_final(internal) IS 'end of dpml.scd_epoch over rows';
+
+CREATE FUNCTION dpml.scd_blocks_transition(internal, int4, bytea, bytea, dpml.scd_pass, jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_scd_blocks_transition';
+COMMENT ON FUNCTION dpml.scd_blocks_transition(internal, int4, bytea, bytea, dpml.scd_pass, jsonb) IS
+'transition of dpml.scd_epoch over blocks';
+
+CREATE FUNCTION dpml.scd_blocks_final(internal) RETURNS dpml.scd_pass
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_scd_blocks_final';
+COMMENT ON FUNCTION dpml.scd_blocks_final(internal) IS
+'end of dpml.scd_epoch over blocks, which takes the steps over Poisson batches';
+
+CREATE AGGREGATE dpml.scd_epoch(x float8[], y float8, dual float8, start float8[], options jsonb) (
+	SFUNC = dpml.scd_rows_transition, STYPE = internal,
+	FINALFUNC = dpml.scd_rows_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.scd_epoch(float8[], float8, float8, float8[], jsonb) IS
+'one pass of coordinate descent over rows, in the order they come; charges nothing, and is not private without noise
+SELECT (r).v, dpml.duals((r).duals[1]) FROM (SELECT dpml.scd_epoch(x, y, dual, (SELECT v FROM start),
+  ''{"loss": "hinge", "lambda": 0.01, "rows": 1000}'' ORDER BY id) AS r FROM t) s
+x float8[] has norm at most 1 (longer rows are shortened), y is -1 or 1, or a number; a dual that is null is 0, and a
+start that is null is v = 0. The weights are v / (lambda rows). See also: scd, loss.';
+GRANT EXECUTE ON FUNCTION dpml.scd_epoch(float8[], float8, float8, float8[], jsonb) TO dpml_curator;
+
+CREATE AGGREGATE dpml.scd_epoch(block_no int4, block bytea, duals bytea, start dpml.scd_pass, options jsonb) (
+	SFUNC = dpml.scd_blocks_transition, STYPE = internal,
+	FINALFUNC = dpml.scd_blocks_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.scd_epoch(int4, bytea, bytea, dpml.scd_pass, jsonb) IS
+'one pass of coordinate descent over blocks of dpml.pack, which must come as 0, 1, 2, ...; see also: scd
+It charges nothing, and is not private without noise. duals are those of the block''s rows, null for zeros.';
+GRANT EXECUTE ON FUNCTION dpml.scd_epoch(int4, bytea, bytea, dpml.scd_pass, jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.scd_gap_transition(bytea, bytea, bytea, float8[], jsonb) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_scd_gap_transition';
+COMMENT ON FUNCTION dpml.scd_gap_transition(bytea, bytea, bytea, float8[], jsonb) IS 'transition of dpml.scd_gap';
+
+CREATE FUNCTION dpml.scd_gap_combine(bytea, bytea) RETURNS bytea
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_scd_gap_combine';
+COMMENT ON FUNCTION dpml.scd_gap_combine(bytea, bytea) IS 'joins two states of dpml.scd_gap';
+
+CREATE FUNCTION dpml.scd_gap_final(bytea) RETURNS float8[]
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_scd_gap_final';
+COMMENT ON FUNCTION dpml.scd_gap_final(bytea) IS 'end of dpml.scd_gap';
+
+CREATE AGGREGATE dpml.scd_gap(block bytea, duals bytea, v float8[], options jsonb) (
+	SFUNC = dpml.scd_gap_transition, STYPE = bytea, COMBINEFUNC = dpml.scd_gap_combine,
+	FINALFUNC = dpml.scd_gap_final, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE dpml.scd_gap(bytea, bytea, float8[], jsonb) IS
+'{sum of losses at v / (lambda rows), sum of dual values, rows} over packed blocks; not private: no noise
+With n = rows and w = v / (lambda n), the primal objective is the first / n + lambda/2 ||w||^2, the dual objective the
+second / n - lambda/2 ||w||^2, and their difference the duality gap. The sum of dual values is -Infinity where duals
+are not feasible.';
+GRANT EXECUTE ON FUNCTION dpml.scd_gap(bytea, bytea, float8[], jsonb) TO dpml_curator;
+
+CREATE FUNCTION dpml.duals(duals bytea) RETURNS float8[]
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_duals_sql';
+COMMENT ON FUNCTION dpml.duals(bytea) IS 'the duals that dpml.scd_epoch returned for a block, in the order of its rows';
+GRANT EXECUTE ON FUNCTION dpml.duals(bytea) TO dpml_curator;
 
 CREATE FUNCTION dpml.gradient_transition(bytea, bytea, float8[], jsonb) RETURNS bytea
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL SAFE COST 100 AS 'MODULE_PATHNAME', 'dpml_gradient_transition';
@@ -991,6 +1069,20 @@ SELECT (r).* FROM (SELECT dpml.sgd_poisson(block_no, block, (SELECT e FROM start
   FROM blocks) s                    holds all rows in memory: dpml.work_mem (1 GB) is the limit
 SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, (SELECT e FROM start), OPTIONS
   ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'),
+('scd',
+'Stochastic dual coordinate ascent: every row has a dual, v is the sum of dual times row, weights are v / (lambda rows).
+SELECT (r).* FROM (SELECT dpml.scd_epoch(b.block_no, b.block, d.duals, (SELECT p FROM start),
+  ''{"loss": "logistic", "lambda": 0.001, "rows": 1000, "exact": true}'' ORDER BY b.block_no) AS r
+  FROM blocks AS b LEFT JOIN duals AS d USING (block_no)) s
+(r).duals[block_no + 1] are the duals of a block after the pass. dpml.scd_gap says how far the optimum is.
+Keys of the options, a JSON object: loss (required): squared, logistic, huber_svm or hinge; huber_h (0.5)
+lambda (required), rows (required): n, what the loss is a mean of; batch_size (1): L, rows that change at once
+sequential (false): rows of a batch see each other''s changes; update_clip: bound C on the change of a dual
+exact (false): solve the logistic loss to convergence, not by one step; features; clip_rows (true)
+max_rows_per_unit: as in the topic options. Without noise, number the blocks anew, at random, for every pass:
+  it converges much faster
+noise (none): gaussian, fresh in every batch, of noise_scale on its change of v; dual_noise (false): on duals, too
+sampling, steps: Poisson batches of rows that are held in memory (dpml.work_mem), as in the topic poisson'),
 ('options',
 'Keys of the options of dpml.sgd_epoch, dpml.loss and dpml.sgd_poisson, a JSON object:
 loss (required), classes, huber_h (0.5), clip: the loss; clip bounds its derivative

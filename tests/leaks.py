@@ -29,6 +29,7 @@ from pg_dpml import cli
 from pg_dpml.blocks.blocks import Blocks, GradientSums, GramSums
 from pg_dpml.database.session import Session
 from pg_dpml.kernels import Noise
+from pg_dpml.methods.primal_coordinate_descent import PrimalDescent
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.noise import output
 from pg_dpml.training import certified
@@ -36,6 +37,7 @@ from pg_dpml.training import minimise as minimiser
 from pg_dpml.training.job import Job
 from pg_dpml.training.minimise import Gradient
 from pg_dpml.training.plan import Plan
+from pg_dpml.training.scd import Scd
 from pg_dpml.training.sgd import Sgd
 
 FloatArray = npt.NDArray[np.float64]
@@ -226,7 +228,7 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
     """
     release, choose, drop = output.release, selection.choose, Blocks.drop
     gradient, hessian, gram = Blocks.gradient, Blocks.hessian, Blocks.gram
-    minimise, init = minimiser.minimise, Job.__init__
+    minimise, init, require_all = minimiser.minimise, Job.__init__, Job.require_all
     plans: dict[int, Plan] = {}
 
     def recorded_release(weights: FloatArray, noise: output.ReleaseNoise, source: Noise) -> FloatArray:
@@ -267,7 +269,14 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
 
     def recorded_init(self: Job, blocks: Blocks, plan: Plan, *arguments: Any) -> None:
         plans[id(blocks)] = plan
+        if isinstance(plan.work, Scd | PrimalDescent):  # what a change that was clipped is
+            secrets.public.add(plan.work.update_clip)
         init(self, blocks, plan, *arguments)
+
+    def recorded_require_all(self: Job, *arguments: Any) -> None:
+        require_all(self, *arguments)
+        if isinstance(self.plan.work, Scd):
+            _look_at_duals(self.blocks, self.plan.work, secrets)
 
     def recorded_drop(self: Blocks) -> None:
         _look(self, plans.pop(id(self), None), secrets)
@@ -284,6 +293,7 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
     ):
         monkeypatch.setattr(Blocks, name, function)
     monkeypatch.setattr(Job, "__init__", recorded_init)
+    monkeypatch.setattr(Job, "require_all", recorded_require_all)
 
 
 def _look(blocks: Blocks, plan: Plan | None, secrets: Secrets) -> None:
@@ -299,6 +309,22 @@ def _look(blocks: Blocks, plan: Plan | None, secrets: Secrets) -> None:
             for part in parts:
                 if part is not None:
                     secrets.add(part)
+
+
+def _look_at_duals(blocks: Blocks, scd: Scd, secrets: Secrets) -> None:
+    """The duals of all rows after a pass, with or without noise, and v if it has none.
+
+    Where every update was clipped, a dual is a multiple of the clip, which is public.
+    """
+    clip = scd.update_clip if np.isfinite(scd.update_clip) else 1.0  # the range of a dual of two classes
+    for table in [table for table in blocks.tables if '."duals_' in table.as_string()]:
+        for (duals,) in blocks.session.fetch(sql.SQL("SELECT dpml.duals(duals) FROM {}").format(table)):
+            clips = np.array(duals) / clip
+            secrets.add(np.array(duals)[abs(clips - np.rint(clips)) > 1e-6])
+    if scd.noise_scale == 0.0:
+        for table in [table for table in blocks.tables if '."state_' in table.as_string()]:
+            for (v,) in blocks.session.fetch(sql.SQL("SELECT v FROM {}").format(table)):
+                secrets.add(v)
 
 
 # Where it could be seen

@@ -41,6 +41,12 @@ def huber_svm(u: float, y: float, h: float) -> tuple[float, float]:
     return 1 - m, -y
 
 
+def hinge(u: float, y: float) -> tuple[float, float]:
+    """max(0, 1 - y u) and a derivative in u; 0 at the corner."""
+    m = y * u
+    return (1 - m, -y) if m < 1 else (0.0, 0.0)
+
+
 def squared(u: float, y: float) -> tuple[float, float]:
     """(u - y)^2 / 2 and its derivative in u."""
     return (u - y) ** 2 / 2, u - y
@@ -56,7 +62,7 @@ def loss(name: str, u: float, y: float, *, clip: float = math.inf, h: float = 0.
     def plain(v: float) -> tuple[float, float]:
         if name == "huber_svm":
             return huber_svm(v, y, h)
-        return logistic(v, y) if name == "logistic" else squared(v, y)
+        return {"logistic": logistic, "hinge": hinge, "squared": squared}[name](v, y)
 
     value, slope = plain(u)
     if abs(slope) <= clip:
@@ -284,3 +290,88 @@ def _number(column: Mapping[str, Any], value: float | None) -> float:
     half = 1.0 if math.isfinite(ends[1] - ends[0]) else 0.5
     share = (half * v - half * ends[0]) / (half * ends[1] - half * ends[0])
     return share if scale == "zero_based" else 2 * share - 1
+
+
+# Coordinate descent: privacy/README.md, "Coordinate descent".
+
+
+def dual_change(name: str, u: float, y: float, alpha: float, q: float, *, h: float = 0.1) -> float:
+    """The change of a dual, from the primal loss alone.
+
+    At the best change c the score s = u + q c has alpha + c = -phi'(s), or lies in
+    a corner of the loss: s - u + q (phi'(s) + alpha) rises through 0 there.
+    """
+    low, high = -1.0, 1.0
+    while low - u + q * (loss(name, low, y, h=h)[1] + alpha) > 0:
+        low *= 2
+    while high - u + q * (loss(name, high, y, h=h)[1] + alpha) < 0:
+        high *= 2
+    for _ in range(200):
+        s = (low + high) / 2
+        if s - u + q * (loss(name, s, y, h=h)[1] + alpha) > 0:
+            high = s
+        else:
+            low = s
+    return (s - u) / q
+
+
+def dual_value(name: str, alpha: float, y: float, *, h: float = 0.1) -> float:
+    """-phi*(-alpha), the least of phi(s) + alpha s, by trisection."""
+    low, high = -64.0, 64.0
+    for _ in range(400):
+        left, right = (2 * low + high) / 3, (low + 2 * high) / 3
+        if loss(name, left, y, h=h)[0] + alpha * left < loss(name, right, y, h=h)[0] + alpha * right:
+            high = right
+        else:
+            low = left
+    return loss(name, low, y, h=h)[0] + alpha * low
+
+
+def coordinate_descent(
+    x: FloatArray,
+    y: FloatArray,
+    batches: Sequence[Sequence[int]],
+    *,
+    name: str,
+    lambda_: float,
+    n: int,
+    batch_size: int = 1,
+    sequential: bool = False,
+    update_clip: float = math.inf,
+    h: float = 0.1,
+    v: FloatArray | None = None,
+    duals: FloatArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """v and the duals after batches of rows (numbers of rows), without noise."""
+    v = np.zeros(x.shape[1]) if v is None else v.copy()
+    duals = np.zeros(len(x)) if duals is None else duals.copy()
+    for batch in batches:
+        before = v.copy()
+        for i in batch:
+            q = (1 if sequential else batch_size) * float(x[i] @ x[i]) / (lambda_ * n)
+            usable = q > 0 and (name == "squared" or y[i] != 0)
+            u = float(x[i] @ (v if sequential else before)) / (lambda_ * n)
+            zeta = dual_change(name, u, y[i], duals[i], q, h=h) if usable else 0.0
+            zeta = min(max(zeta, -update_clip), update_clip)
+            duals[i] += zeta
+            v += zeta * x[i]
+    return v, duals
+
+
+def duality_gap(
+    x: FloatArray,
+    y: FloatArray,
+    v: FloatArray,
+    duals: FloatArray,
+    *,
+    name: str,
+    lambda_: float,
+    h: float = 0.1,
+) -> tuple[float, float]:
+    """P at v / (lambda n), and D."""
+    n = len(x)
+    w = v / (lambda_ * n)
+    primal = sum(loss(name, float(row @ w), label, h=h)[0] for row, label in zip(x, y, strict=True))
+    dual = sum(dual_value(name, a, label, h=h) for a, label in zip(duals, y, strict=True))
+    penalty = lambda_ / 2 * float(w @ w)
+    return primal / n + penalty, dual / n - penalty

@@ -126,6 +126,11 @@ def _view(data: Any) -> Any:
     return view
 
 
+def view_of(data: bytes) -> Any:
+    """The kernels' view of the bytes of a block; ValueError if they are not one."""
+    return _view(ffi.from_buffer(data))
+
+
 def open_block(data: bytes) -> Block:
     """Check the bytes of a block and return views of its parts; ValueError if they are not one."""
     buffer = ffi.from_buffer(data)
@@ -347,6 +352,46 @@ def sgd_blocks(blocks: Iterable[bytes], *, n_features: int, **options: Any) -> E
     return run.finish()
 
 
+class Store:
+    """The rows of blocks as records in memory, each with room for a dual before it."""
+
+    def __init__(self, blocks: Iterable[bytes], n_features: int, *, by_unit: bool) -> None:
+        self.records: list[Any] = []
+        self._rooms: list[Any] = []
+        units: list[int] = []
+        kind = lib.DPML_DENSE
+        for data in blocks:
+            view = view_of(data)
+            require(view.n_features == n_features, "the block has another number of features")
+            kind = view.kind
+            for i in range(view.n_rows):
+                if not self.records or lib.dpml_block_starts_unit(view, i):
+                    units.append(len(self.records))
+                before = lib.DPML_RECORD_DUAL // 4
+                self._rooms.append(ffi.new("uint32_t[]", before + lib.dpml_record_size(view, i) // 4))
+                self.records.append(self._rooms[-1] + before)
+                lib.dpml_record_write(view, i, self.records[-1])
+        self._rows = ffi.new("void *[]", self.records)
+        self._firsts = np.array(units, dtype=np.int64)
+        self._store = ffi.new(
+            "DpmlStore *",
+            {
+                "kind": kind,
+                "n_features": n_features,
+                "n_rows": len(self.records),
+                "rows": self._rows,
+                "units": pointer(self._firsts, "int64_t") if by_unit else ffi.NULL,
+                "n_units": len(units) if by_unit else len(self.records),
+            },
+        )
+
+    def poisson(self, sampling: float, n_steps: int, coin_key: bytes) -> Any:
+        """The draws of Poisson batches, at their beginning."""
+        state = ffi.new("DpmlPoisson *")
+        lib.dpml_poisson_start(state, self._store, sampling, n_steps, ffi.from_buffer("uint8_t[]", coin_key))
+        return state
+
+
 def sgd_poisson(
     blocks: Iterable[bytes],
     *,
@@ -378,37 +423,11 @@ def sgd_poisson(
     require(n_steps >= 1 and 0.0 < sampling <= 1.0, "n_steps must be at least 1, sampling in (0, 1]")
     require(len(coin_key) == 32, "coin_key must have 32 bytes")
     run = _Pass(n_features, **options)
-    records: list[Any] = []
-    units: list[int] = []
-    kind = lib.DPML_DENSE
-    for data in blocks:
-        view = _view(ffi.from_buffer(data))
-        require(view.n_features == n_features, "the block has another number of features")
-        kind = view.kind
-        for i in range(view.n_rows):
-            if not records or lib.dpml_block_starts_unit(view, i):
-                units.append(len(records))
-            records.append(ffi.new("uint32_t[]", lib.dpml_record_size(view, i) // 4))
-            lib.dpml_record_write(view, i, records[-1])
-    rows = ffi.new("const void *[]", records)
-    firsts = np.array(units, dtype=np.int64)
-    by_unit = bool(options.get("by_unit"))
-    store = ffi.new(
-        "DpmlStore *",
-        {
-            "kind": kind,
-            "n_features": n_features,
-            "n_rows": len(records),
-            "rows": rows,
-            "units": pointer(firsts, "int64_t") if by_unit else ffi.NULL,
-            "n_units": len(units) if by_unit else len(records),
-        },
-    )
-    state = ffi.new("DpmlPoisson *")
-    lib.dpml_poisson_start(state, store, sampling, n_steps, ffi.from_buffer("uint8_t[]", coin_key))
-    while lib.dpml_poisson_run(state, run.state, 1000):
+    store = Store(blocks, n_features, by_unit=bool(options.get("by_unit")))
+    state = store.poisson(sampling, n_steps, coin_key)
+    while lib.dpml_poisson_sgd(state, run.state, 1000):
         pass
-    return run.finish()._replace(rows=len(records))
+    return run.finish()._replace(rows=len(store.records))
 
 
 def loss_sum_blocks(blocks: Iterable[bytes], weights: npt.ArrayLike, loss: Loss) -> float:

@@ -13,6 +13,7 @@
 #include "model.h"
 #include "support.h"
 
+#include "kernels/loss.h"
 #include "kernels/score.h"
 #include "kernels/whiten.h"
 
@@ -145,19 +146,29 @@ softmax(int n, double *scores, double largest)
 		scores[k] /= sum;
 }
 
+/* The facts of a stored model's loss; NULL for a loss that there is not. */
+static const DpmlLossFacts *
+loss_of_name(const char *name)
+{
+	for (int32 kind = 0; kind < DPML_LOSS_KINDS; kind++)
+		if (strcmp(name, dpml_loss_facts(kind)->name) == 0)
+			return dpml_loss_facts(kind);
+	return NULL;
+}
+
 /* (model text, r record): probabilities in the order of the model's classes */
 Datum
 dpml_predict_proba(PG_FUNCTION_ARGS)
 {
 	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0), DPML_USE_VALUES);
-	bool		is_logistic = strcmp(model->loss, "logistic") == 0;
+	const DpmlLossFacts *facts = loss_of_name(model->loss);
 	double		pair[2];
 
-	if (!is_logistic && strcmp(model->loss, "softmax") != 0)
+	if (facts == NULL || !facts->has_probability)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("model \"%s\" with loss \"%s\" has no probabilities", model->name, model->loss),
-				 errhint("Only the losses \"logistic\" and \"softmax\" have; use dpml.predict or dpml.predict_value.")));
+				 errhint("dpml.predict and dpml.predict_value take models of every loss.")));
 	score(model, PG_GETARG_HEAPTUPLEHEADER(1));
 	if (model->task == DPML_TASK_BINARY)
 	{
@@ -165,7 +176,7 @@ dpml_predict_proba(PG_FUNCTION_ARGS)
 		pair[1] = logistic(model->scores[0]);
 		PG_RETURN_ARRAYTYPE_P(dpml_float8_array(pair, 2));
 	}
-	if (is_logistic)
+	if (facts->label == DPML_SIGN_LABEL)
 		one_vs_all(model->n_outputs, model->scores);
 	else
 		softmax(model->n_outputs, model->scores, model->scores[largest_score(model)]);

@@ -29,8 +29,8 @@ void
 _PG_init(void)
 {
 	DefineCustomIntVariable("dpml.work_mem",
-							"Memory that dpml.sgd_poisson may hold packed rows in.",
-							"A row needs its bytes in a block, 8 more, and 8 more with units of privacy.",
+							"Memory that dpml.sgd_poisson and dpml.scd_epoch may hold packed rows and duals in.",
+							"A row needs its bytes in a block, 8 more, 8 more with units of privacy, and 16 for duals.",
 							&dpml_work_mem, 1024 * 1024, 64, MAX_KILOBYTES,
 							PGC_USERSET, GUC_UNIT_KB, NULL, NULL, NULL);
 	MarkGUCPrefixReserved("dpml");

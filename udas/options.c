@@ -6,15 +6,15 @@
 
 #include "support.h"
 
-#include "kernels/noise.h"
-
-/* In the order of enum DpmlLossKind. */
-static const char *const loss_names[] = {"logistic", "huber_svm", "squared", "softmax"};
+#include "kernels/poisson.h"
 
 const DpmlDomain dpml_positive = {0, HUGE_VAL, true, false, "a number > 0"};
 const DpmlDomain dpml_not_negative = {0, HUGE_VAL, false, false, "a number >= 0"};
 /* A scale whose inverse, and its product with any count, is a number, too. */
 const DpmlDomain dpml_scale = {DPML_LEAST_SCALE, 1.0 / DPML_LEAST_SCALE, false, false, "a number from 1e-270 to 1e270"};
+const DpmlDomain dpml_batch_size = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
+const DpmlDomain dpml_pass_steps = {1, DPML_MAX_POISSON_STEPS, false, true, "an integer from 1 to 2147483647"};
+const DpmlDomain dpml_probability = {0, 1, true, false, "a number > 0 and <= 1"};
 static const DpmlDomain unit_rows = {1, PG_INT32_MAX, false, true, "an integer >= 1: the most rows of a unit"};
 static const DpmlDomain class_count = {2, DPML_MAX_FEATURES, false, true, "an integer from 2 to 1048576"};
 static const DpmlDomain feature_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
@@ -38,14 +38,33 @@ dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before
 	return options;
 }
 
+/* Which of the losses that a parser takes an object names. */
+static int32
+loss_kind(const DpmlJson *json, DpmlLossChoice choice)
+{
+	const char *names[DPML_LOSS_KINDS];
+	int32		kinds[DPML_LOSS_KINDS];
+	int			n = 0;
+
+	for (int32 kind = 0; kind < DPML_LOSS_KINDS; kind++)
+	{
+		if (choice == DPML_SCALAR_LOSSES && dpml_loss_facts(kind)->label == DPML_CLASS_LABEL)
+			continue;
+		names[n] = dpml_loss_facts(kind)->name;
+		kinds[n++] = kind;
+	}
+	return kinds[dpml_json_choice(json, "loss", names, n, -1)];
+}
+
 /* The loss and what belongs to it. */
 void
 dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice)
 {
+	const DpmlLossFacts *facts;
 	double		classes;
 
-	StaticAssertStmt(lengthof(loss_names) == DPML_ALL_LOSSES, "a name for every loss");
-	loss->kind = dpml_json_choice(json, "loss", loss_names, (int) choice, -1);
+	loss->kind = loss_kind(json, choice);
+	facts = dpml_loss_facts(loss->kind);
 	loss->n_classes = 1;
 	loss->huber_h = dpml_default_huber_h();
 	loss->clip = HUGE_VAL;
@@ -53,15 +72,24 @@ dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice)
 
 	if (dpml_json_number(json, "classes", &class_count, &classes))
 	{
-		if (loss->kind == DPML_SQUARED)
-			dpml_json_reject(json, "classes", "absent with the loss \"squared\"");
+		if (facts->label == DPML_NUMBER_LABEL)
+			dpml_json_reject(json, "classes", psprintf("absent with the loss \"%s\"", facts->name));
 		loss->n_classes = (int32) classes;
 	}
-	else if (loss->kind == DPML_SOFTMAX)
-		dpml_json_reject(json, "classes", "given with the loss \"softmax\": an integer from 2 to 1048576");
+	else if (facts->label == DPML_CLASS_LABEL)
+		dpml_json_reject(json, "classes", psprintf("given with the loss \"%s\": %s", facts->name, class_count.text));
 
-	if (dpml_json_number(json, "clip", &dpml_positive, &loss->clip) && loss->kind == DPML_SOFTMAX)
-		dpml_json_reject(json, "clip", "absent with the loss \"softmax\"");
+	if (dpml_json_number(json, "clip", &dpml_positive, &loss->clip) && facts->label == DPML_CLASS_LABEL)
+		dpml_json_reject(json, "clip", psprintf("absent with the loss \"%s\"", facts->name));
+}
+
+/* Reject a loss whose derivative jumps, where `needed_by` needs one that does not. */
+void
+dpml_options_require_smooth(const DpmlLoss *loss, const DpmlJson *json, const char *needed_by)
+{
+	if (isinf(dpml_loss_smoothness(loss)))
+		dpml_json_reject(json, "loss", psprintf("smooth for %s, and \"%s\" is not: use dpml.scd_epoch, or another loss",
+												needed_by, dpml_loss_facts(loss->kind)->name));
 }
 
 /* The bound at a key, a number > 0; infinity where the key is absent. */
@@ -88,6 +116,27 @@ int32
 dpml_options_max_rows_per_unit(const DpmlJson *json)
 {
 	return (int32) dpml_options_integer(json, "max_rows_per_unit", &unit_rows, 0);
+}
+
+/* In the order of enum DpmlStepNoise. */
+static const char *const noise_names[] = {"none", "gaussian", "k-norm"};
+
+/*
+ * Noise of every step, with its scale or without both.  `last` is the last of enum
+ * DpmlStepNoise that the solver can add; `where` is what the scale is on.
+ */
+int32
+dpml_options_noise(const DpmlJson *json, int last, const char *where, double *scale)
+{
+	bool		has_scale = dpml_json_number(json, "noise_scale", &dpml_scale, scale);
+	int32		noise = dpml_json_choice(json, "noise", noise_names, last + 1, DPML_NO_NOISE);
+
+	if (noise != DPML_NO_NOISE && !has_scale)
+		dpml_json_reject(json, "noise_scale", psprintf("given with \"noise\": its scale on %s, > 0", where));
+	if (noise == DPML_NO_NOISE && has_scale)
+		dpml_json_reject(json, "noise", last == DPML_GAUSSIAN ? "\"gaussian\" with \"noise_scale\"" :
+						 "\"gaussian\" or \"k-norm\" with \"noise_scale\"");
+	return noise;
 }
 
 /* The keys of DPML_PASS_KEYS. */

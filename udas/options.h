@@ -13,11 +13,11 @@
 
 #include "kernels/loss.h"
 
-/* Losses that a parser takes: how many of enum DpmlLossKind, those of one score first. */
+/* Losses that a parser takes. */
 typedef enum DpmlLossChoice
 {
-	DPML_SCALAR_LOSSES = DPML_SQUARED + 1,
-	DPML_ALL_LOSSES = DPML_SOFTMAX + 1
+	DPML_SCALAR_LOSSES,			/* those of one score */
+	DPML_ALL_LOSSES
 } DpmlLossChoice;
 
 /* Options of every pass over rows, whichever solver makes it. */
@@ -38,12 +38,20 @@ typedef struct DpmlPassOptions
 extern const DpmlDomain dpml_positive;
 extern const DpmlDomain dpml_not_negative;
 extern const DpmlDomain dpml_scale;
+extern const DpmlDomain dpml_batch_size;
+extern const DpmlDomain dpml_pass_steps;
+extern const DpmlDomain dpml_probability;
+
+/* The largest integer up to which every integer is a float8. */
+#define DPML_MAX_EXACT 9007199254740992.0
 
 extern Jsonb *dpml_options_argument(FunctionCallInfo fcinfo, int argument, const Jsonb *before);
 extern void dpml_options_loss(DpmlLoss *loss, const DpmlJson *json, DpmlLossChoice choice);
+extern void dpml_options_require_smooth(const DpmlLoss *loss, const DpmlJson *json, const char *needed_by);
 extern double dpml_options_bound(const DpmlJson *json, const char *key);
 extern int64 dpml_options_integer(const DpmlJson *json, const char *key, const DpmlDomain *domain, int64 absent);
 extern int32 dpml_options_max_rows_per_unit(const DpmlJson *json);
+extern int32 dpml_options_noise(const DpmlJson *json, int last, const char *where, double *scale);
 extern void dpml_pass_options_parse(DpmlPassOptions *options, const DpmlJson *json);
 
 #endif

@@ -31,8 +31,9 @@ dpml_gradient_options_parse(DpmlGradientOptions *options, Jsonb *jsonb)
 	options->gradient = dpml_json_bool(&json, "gradient", true);
 	losses = dpml_json_bool(&json, "losses", true);
 	errors = dpml_json_bool(&json, "errors", false);
-	if (errors && options->loss.kind == DPML_SQUARED)
-		dpml_json_reject(&json, "errors", "false with the loss \"squared\"");
+	if (errors && dpml_loss_facts(options->loss.kind)->label == DPML_NUMBER_LABEL)
+		dpml_json_reject(&json, "errors",
+						 psprintf("false with the loss \"%s\"", dpml_loss_facts(options->loss.kind)->name));
 	options->losses = !losses ? DPML_NO_LOSSES : errors ? DPML_ERRORS : DPML_LOSSES;
 	options->gradient_clip = dpml_options_bound(&json, "gradient_clip");
 	options->loss_clip = dpml_options_bound(&json, "loss_clip");
@@ -52,4 +53,5 @@ dpml_hessian_options_parse(DpmlLoss *loss, Jsonb *jsonb)
 	dpml_json_open(&json, &jsonb->root, "options");
 	dpml_json_check_keys(&json, hessian_keys, lengthof(hessian_keys));
 	dpml_options_loss(loss, &json, DPML_SCALAR_LOSSES);
+	dpml_options_require_smooth(loss, &json, "a Hessian");
 }

@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-#include "kernels/poisson.h"
-
 static const char *const sgd_keys[] = {
 	DPML_PASS_KEYS, "radius", "batch_size", "schedule", "step_size", "exponent", "rows", "average_from", "noise",
 	"noise_scale", "gradient_clip", "momentum", "steps", "sampling", "capped"
@@ -16,18 +14,9 @@ static const char *const schedule_names[] = {
 	"constant", "decreasing", "sqrt_decreasing", "strongly_convex", "inverse_sqrt"
 };
 
-/* In the order of enum DpmlStepNoise. */
-static const char *const noise_names[] = {"none", "gaussian", "k-norm"};
-
-/* The largest integer up to which every integer is a float8. */
-#define MAX_EXACT 9007199254740992.0
-
 static const DpmlDomain fraction = {0, 1, false, false, "a number from 0 to 1"};
-static const DpmlDomain count = {0, MAX_EXACT, false, true, "an integer >= 0"};
-static const DpmlDomain step_number = {1, MAX_EXACT, false, true, "an integer >= 1"};
-static const DpmlDomain batch_rows = {1, PG_INT32_MAX, false, true, "an integer from 1 to 2147483647"};
-static const DpmlDomain step_count = {1, DPML_MAX_POISSON_STEPS, false, true, "an integer from 1 to 2147483647"};
-static const DpmlDomain probability = {0, 1, true, false, "a number > 0 and <= 1"};
+static const DpmlDomain count = {0, DPML_MAX_EXACT, false, true, "an integer >= 0"};
+static const DpmlDomain step_number = {1, DPML_MAX_EXACT, false, true, "an integer >= 1"};
 static const DpmlDomain below_one = {0, 1 - 0x1p-53, false, false, "a number >= 0 and < 1"};
 
 /* Reject options that lack what the step sizes depend on. */
@@ -73,27 +62,14 @@ parse_schedule(DpmlSchedule *schedule, const DpmlJson *json, const DpmlPassOptio
 	dpml_schedule_resolve(&choice, schedule);
 }
 
-/* Noise on the sum of a batch's gradients, with its scale or without both. */
-static void
-parse_noise(DpmlSgdOptions *sgd, const DpmlJson *json)
-{
-	bool		has_scale = dpml_json_number(json, "noise_scale", &dpml_scale, &sgd->noise_scale);
-
-	sgd->noise = dpml_json_choice(json, "noise", noise_names, lengthof(noise_names), DPML_NO_NOISE);
-	if (sgd->noise != DPML_NO_NOISE && !has_scale)
-		dpml_json_reject(json, "noise_scale", "given with \"noise\": its scale on the sum of a batch's gradients, > 0");
-	if (sgd->noise == DPML_NO_NOISE && has_scale)
-		dpml_json_reject(json, "noise", "\"gaussian\" or \"k-norm\" with \"noise_scale\"");
-}
-
 /* Poisson batches are drawn, and counted, apart from the order of the rows. */
 static void
 parse_sampling(DpmlSgdPassOptions *options, const DpmlJson *json, DpmlSgdUse use)
 {
-	bool		has_sampling = dpml_json_number(json, "sampling", &probability, &options->sampling);
+	bool		has_sampling = dpml_json_number(json, "sampling", &dpml_probability, &options->sampling);
 	bool		has_steps;
 
-	options->steps = dpml_options_integer(json, "steps", &step_count, 0);
+	options->steps = dpml_options_integer(json, "steps", &dpml_pass_steps, 0);
 	has_steps = options->steps > 0;
 	if (use == DPML_FOR_EPOCH && has_steps)
 		dpml_json_reject(json, "steps", "absent in dpml.sgd_epoch: rows and batch size say how many steps a pass has");
@@ -116,15 +92,17 @@ dpml_sgd_options_parse(DpmlPassOptions *pass, DpmlSgdPassOptions *options, Jsonb
 	dpml_json_open(&json, &jsonb->root, "options");
 	dpml_json_check_keys(&json, sgd_keys, lengthof(sgd_keys));
 	dpml_pass_options_parse(pass, &json);
+	if (use != DPML_FOR_LOSS)
+		dpml_options_require_smooth(&pass->loss, &json, "SGD");
 	sgd->loss = pass->loss;
 	sgd->lambda = pass->lambda;
 	sgd->by_unit = pass->max_rows_per_unit > 0;
 	sgd->radius = dpml_options_bound(&json, "radius");
 	sgd->gradient_clip = dpml_options_bound(&json, "gradient_clip");
 	(void) dpml_json_number(&json, "momentum", &below_one, &sgd->momentum);
-	parse_noise(sgd, &json);
+	sgd->noise = dpml_options_noise(&json, DPML_KNORM, "the sum of a batch's gradients", &sgd->noise_scale);
 	parse_sampling(options, &json, use);
-	sgd->batch_size = (int32) dpml_options_integer(&json, "batch_size", &batch_rows, 1);
+	sgd->batch_size = (int32) dpml_options_integer(&json, "batch_size", &dpml_batch_size, 1);
 	sgd->average_from = dpml_options_integer(&json, "average_from", &step_number, 0);
 	parse_schedule(&sgd->schedule, &json, pass, use != DPML_FOR_LOSS);
 }

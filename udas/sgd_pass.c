@@ -3,15 +3,9 @@
 #include "sgd_pass.h"
 
 #include "catalog/pg_type.h"
-#include "executor/executor.h"
 #include "funcapi.h"
-#include "utils/lsyscache.h"
-#include "utils/typcache.h"
 
 #include "support.h"
-
-/* Steps taken before a pass: schedules are exact up to here, and counting goes on without overflow. */
-#define MAX_STEPS ((int64) 1 << 53)
 
 /* Attributes of dpml.epoch. */
 enum
@@ -51,27 +45,14 @@ dpml_sgd_pass_end(FunctionCallInfo fcinfo, const char *aggregate)
 void
 dpml_sgd_pass_read_start(DpmlSgdPassStart *start, const NullableDatum *epoch)
 {
-	HeapTupleHeader header;
-	TupleDesc	desc;
-	HeapTupleData tuple;
+	static const Oid wanted[N_ATTRIBUTES] = {FLOAT8ARRAYOID, FLOAT8ARRAYOID, INT8OID, InvalidOid, FLOAT8ARRAYOID};
 	Datum		values[N_ATTRIBUTES];
 	bool		nulls[N_ATTRIBUTES];
 
 	memset(start, 0, sizeof(*start));
 	if (epoch->isnull)
 		return;
-	header = DatumGetHeapTupleHeader(epoch->value);
-	desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(header), HeapTupleHeaderGetTypMod(header));
-	if (desc->natts != N_ATTRIBUTES || TupleDescAttr(desc, WEIGHTS)->atttypid != FLOAT8ARRAYOID ||
-		TupleDescAttr(desc, AVERAGE)->atttypid != FLOAT8ARRAYOID ||
-		TupleDescAttr(desc, STEPS)->atttypid != INT8OID ||
-		TupleDescAttr(desc, VELOCITY)->atttypid != FLOAT8ARRAYOID)
-		elog(ERROR, "start is not a dpml.epoch");
-	tuple.t_len = HeapTupleHeaderGetDatumLength(header);
-	tuple.t_data = header;
-	heap_deform_tuple(&tuple, desc, values, nulls);
-	ReleaseTupleDesc(desc);
-
+	dpml_take_apart(epoch->value, "dpml.epoch", wanted, N_ATTRIBUTES, values, nulls);
 	if (!nulls[WEIGHTS])
 		start->sgd.weights = dpml_float8_argument(DatumGetArrayTypeP(values[WEIGHTS]), "the weights in start",
 												  &start->n_weights);
@@ -81,12 +62,7 @@ dpml_sgd_pass_read_start(DpmlSgdPassStart *start, const NullableDatum *epoch)
 	if (!nulls[VELOCITY])
 		start->sgd.velocity = dpml_float8_argument(DatumGetArrayTypeP(values[VELOCITY]), "the velocity in start",
 												   &start->n_velocity);
-	if (!nulls[STEPS])
-		start->sgd.steps = DatumGetInt64(values[STEPS]);
-	if (start->sgd.steps < 0 || start->sgd.steps > MAX_STEPS)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("steps in start must be an integer from 0 to 2^53")));
+	start->sgd.steps = dpml_steps_before(values[STEPS], nulls[STEPS]);
 }
 
 /* An array of the start must be a model's. */

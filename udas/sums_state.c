@@ -18,6 +18,8 @@ StaticAssertDecl(offsetof(DpmlSums, data) == 32, "a state has no padding");
 static const char *
 aggregate_name(DpmlSumsKind kind)
 {
+	if (kind == DPML_SUMS_GAP)
+		return "scd_gap";
 	return kind == DPML_SUMS_GRADIENT ? "gradient" : "gram";
 }
 

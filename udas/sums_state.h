@@ -21,6 +21,7 @@
 
 typedef enum DpmlSumsKind
 {
+	DPML_SUMS_GAP = 'd',
 	DPML_SUMS_GRADIENT = 'g',
 	DPML_SUMS_GRAM = 'x'
 } DpmlSumsKind;

@@ -2,11 +2,16 @@
 /* Memory of an aggregate, checked sizes, and SQL values: float8 arrays, packed blocks, jsonb, random keys. */
 #include "support.h"
 
+#include "access/htup_details.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
+#include "utils/typcache.h"
 
 #include "kernels/status.h"
+
+/* Steps taken before a pass: schedules are exact up to here, and counting goes on without overflow. */
+#define MAX_STEPS ((int64) 1 << 53)
 
 /*
  * The memory of an aggregate's group.  A window frame would call the final
@@ -107,6 +112,41 @@ dpml_float8_argument(ArrayType *array, const char *name, Size *n)
 				 errmsg("%s must not contain nulls", name)));
 	*n = (Size) ARR_DIMS(array)[0];
 	return (const double *) ARR_DATA_PTR(array);
+}
+
+/*
+ * The attributes of a composite value, which must be of the types wanted; InvalidOid
+ * is one that is not read.  The values stay in the caller's memory.
+ */
+void
+dpml_take_apart(Datum composite, const char *type, const Oid *wanted, int n, Datum *values, bool *nulls)
+{
+	HeapTupleHeader header = DatumGetHeapTupleHeader(composite);
+	TupleDesc	desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(header), HeapTupleHeaderGetTypMod(header));
+	HeapTupleData tuple;
+
+	if (desc->natts != n)
+		elog(ERROR, "start is not a %s", type);
+	for (int i = 0; i < n; i++)
+		if (OidIsValid(wanted[i]) && TupleDescAttr(desc, i)->atttypid != wanted[i])
+			elog(ERROR, "start is not a %s", type);
+	tuple.t_len = HeapTupleHeaderGetDatumLength(header);
+	tuple.t_data = header;
+	heap_deform_tuple(&tuple, desc, values, nulls);
+	ReleaseTupleDesc(desc);
+}
+
+/* The steps in a start: those of the passes before. */
+int64
+dpml_steps_before(Datum steps, bool isnull)
+{
+	int64		before = isnull ? 0 : DatumGetInt64(steps);
+
+	if (before < 0 || before > MAX_STEPS)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("steps in start must be an integer from 0 to 2^53")));
+	return before;
 }
 
 static const char *

@@ -28,6 +28,7 @@ __all__ = [
     "DEFAULT_HUBER_H",
     "FOLD_ROWS",
     "LEAST_SCALE",
+    "LOSS_KINDS",
     "MAX_BLUR",
     "MAX_FEATURES",
     "MAX_GRAM_FEATURES",
@@ -41,6 +42,7 @@ __all__ = [
     "Schedule",
     "Sensitivity",
     "ffi",
+    "has_probability",
     "lib",
     "noise_grid",
     "pointer",
@@ -97,12 +99,11 @@ DEFAULT_HUBER_H: float = lib.dpml_default_huber_h()
 _MAX_COUNT = 2**62
 _MAX_BATCH = 2**31 - 1
 
-_LOSSES = {
-    "logistic": lib.DPML_LOGISTIC,
-    "huber_svm": lib.DPML_HUBER_SVM,
-    "squared": lib.DPML_SQUARED,
-    "softmax": lib.DPML_SOFTMAX,
+LOSS_KINDS: dict[str, int] = {
+    ffi.string(lib.dpml_loss_facts(kind).name).decode(): kind for kind in range(lib.DPML_LOSS_KINDS)
 }
+"""Every loss, in the order of the kernels."""
+
 _SCHEDULES = {
     "constant": lib.DPML_CONSTANT,
     "decreasing": lib.DPML_DECREASING,
@@ -123,6 +124,11 @@ def pointer(array: npt.NDArray[Any], kind: str = "double") -> Any:
     return ffi.from_buffer(f"{kind}[]", array)
 
 
+def has_probability(kind: str) -> bool:
+    """Whether scores of a model of a loss give probabilities; False for a loss that there is not."""
+    return kind in LOSS_KINDS and bool(lib.dpml_loss_facts(LOSS_KINDS[kind]).has_probability)
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss phi(u, y) of a linear score u.
@@ -130,11 +136,11 @@ class Loss:
     Parameters
     ----------
     kind : str
-        One of logistic, huber_svm (y is -1 or +1), squared (y is a number),
-        softmax (y is a class index).
+        One of logistic, huber_svm, hinge (y is -1 or +1), squared (y is a
+        number), softmax (y is a class index).
     n_classes : int
-        K, at least 2 for softmax; with logistic and huber_svm K > 1 means one
-        loss a class against all others; 1 for squared.
+        K, at least 2 for softmax; with logistic, huber_svm and hinge K > 1 means
+        one loss a class against all others; 1 for squared.
     huber_h : float
         Half width of the Huber SVM's bend, in [1e-270, 1e270].
     clip : float
@@ -152,7 +158,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         softmax = self.kind == "softmax"
-        require(self.kind in _LOSSES, f"loss must be one of {', '.join(_LOSSES)}, not {self.kind!r}")
+        require(self.kind in LOSS_KINDS, f"loss must be one of {', '.join(LOSS_KINDS)}, not {self.kind!r}")
         require(
             (2 if softmax else 1) <= self.n_classes <= (1 if self.kind == "squared" else _MAX_BATCH),
             "n_classes must be at least 2 for softmax and 1 for squared",
@@ -168,7 +174,7 @@ class Loss:
 
     @property
     def smoothness(self) -> float:
-        """Bound on the norm of one row's Hessian, for a row of norm at most 1."""
+        """Bound on the norm of one row's Hessian, for a row of norm at most 1; infinity for hinge."""
         return float(lib.dpml_loss_smoothness(self._c()))
 
     def unit_smoothness(self, max_rows_per_unit: int) -> float:
@@ -195,7 +201,7 @@ class Loss:
     def c_fields(self) -> dict[str, float]:
         """Members of the C struct."""
         return {
-            "kind": _LOSSES[self.kind],
+            "kind": LOSS_KINDS[self.kind],
             "n_classes": self.n_classes,
             "huber_h": self.huber_h,
             "clip": self.clip,

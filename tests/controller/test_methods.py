@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import LOSS_KINDS, has_probability
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training.losses import LOSSES, losses_of
 from pg_dpml.training.method import method_options, methods, private_methods
 from pg_dpml.training.options import Choice, Domain, Flag, Whole, shown_name
 from pg_dpml.training.plan import Problem
@@ -37,9 +39,10 @@ def test_the_methods_are_these() -> None:
     assert METHODS[0] == "auto"
     assert set(METHODS) == {
         *("auto", "bolt-on", "bst14", "dp-gd", "dp-sgd", "scs13", "sufficient-statistics", "whitened-dp-gd"),
-        *("lbfgs", "noiseless"),
+        *("dp-scd", "primal-dp-scd", "seq-dp-scd"),
+        *("lbfgs", "noiseless", "scd"),
     }
-    assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless"}
+    assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless", "scd"}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -120,3 +123,33 @@ def test_a_spec_changes_as_a_whole(method: str) -> None:
     if "passes" in method_options() and method in method_options()["passes"]:
         assert spec.replace(passes=7).get("passes") == 7
     assert spec.with_fixed_passes().method == method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_without_a_gradient_is_for_methods_that_need_none(method: str) -> None:
+    """The others name those that take it, of the same kind: a private method is no way out of a baseline."""
+    chosen = methods()[method]
+    spec = TrainSpec(method, loss="hinge")
+    privacy = PrivacySpec(1.0, 1e-6) if chosen.private else None
+    if "hinge" in chosen.losses["binary"]:
+        assert decide(PROBLEMS["binary"], privacy, spec).work.loss.kind == "hinge"
+        return
+    able = ("dp-scd", "seq-dp-scd") if chosen.private else ("scd",)
+    with pytest.raises(SpecError, match=f"method = {method} does not take loss = hinge") as caught:
+        decide(PROBLEMS["binary"], privacy, spec)
+    assert str(caught.value).endswith(f"or method = {' or '.join(able)}")
+    for task in ("multiclass", "regression"):
+        with pytest.raises(SpecError):
+            decide(PROBLEMS[task], privacy, spec)
+
+
+def test_every_loss_of_the_kernels_has_a_task() -> None:
+    assert set(LOSSES) == set(LOSS_KINDS)
+    assert {kind for kind in LOSS_KINDS if has_probability(kind)} == {"logistic", "softmax"}
+    assert not has_probability("perceptron")
+    assert losses_of("binary", "multiclass", "regression") == {
+        "binary": ("logistic", "huber_svm"),
+        "multiclass": ("softmax", "logistic", "huber_svm"),
+        "regression": ("squared",),
+    }
+    assert losses_of("binary", smooth=False) == {"binary": ("logistic", "huber_svm", "hinge")}

@@ -16,7 +16,7 @@ from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.accounting import subsampled
-from pg_dpml.privacy.noise import growth
+from pg_dpml.privacy.noise import batches, growth
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.reports import plan_report
@@ -305,7 +305,7 @@ def test_options_of_others_are_refused() -> None:
 @pytest.mark.parametrize(("n", "q"), [(1000, 0.05), (20, 0.5), (10**6, 1e-6), (50, 1.0)])
 def test_largest_batch(n: int, q: float) -> None:
     for probability in (0.1, 1e-6, 1e-15):
-        most = step_noise.largest_batch(n, q, probability)
+        most = batches.largest_batch(n, q, probability)
         assert binom.sf(most, n, q) <= probability
 
 

@@ -319,7 +319,7 @@ def test_privacy_defaults() -> None:
     ("given", "names"),
     [
         ({"method": "bolton"}, ["method", "bolt-on", "noiseless"]),
-        ({"loss": "hinge"}, ["loss", "logistic", "softmax"]),
+        ({"loss": "perceptron"}, ["loss", "logistic", "softmax"]),
         ({"schedule": "fast"}, ["schedule", "constant", "inverse_sqrt"]),
         ({"average": "some"}, ["average", "none", "all", "tail"]),
         ({"passes": 0}, ["passes", "whole number"]),

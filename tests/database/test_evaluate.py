@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +18,9 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec
+from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
+from pg_dpml.ledger import models as registry
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.noise import sums
 from pg_dpml.reports import evaluation_report, words
@@ -170,6 +173,21 @@ def test_a_loss_without_probabilities_has_no_calibration(database: str) -> None:
     found = pg_dpml.evaluate(database, "svm", "people", public=True)
     assert found.calibration == ()
     assert found.auc is not None
+
+
+def test_a_hinge_model_is_evaluated_as_another_of_its_weights(database: str) -> None:
+    """The same figures and the same noisy error, but no calibration."""
+    with Database(database).session() as session:
+        registry.store_model(session, replace(registry.load_model(session, "binary"), name="h", loss="hinge"))
+    logistic, hinge = (pg_dpml.evaluate(database, name, "people", public=True) for name in ("binary", "h"))
+    assert logistic.calibration
+    assert hinge.calibration == ()
+    for figure in ("accuracy", "confusion", "auc"):
+        assert getattr(hinge, figure) == getattr(logistic, figure)
+    noisy = pg_dpml.evaluate(database, "h", "people", privacy=EXACT)
+    assert noisy.error is not None
+    assert hinge.accuracy is not None
+    assert noisy.error.value == pytest.approx(1.0 - hinge.accuracy, abs=0.01)
 
 
 # Rows that are in no figure

@@ -62,10 +62,13 @@ SPEC = {
 RECORD = "ROW(30, 'a'::text, '{1,0.5,NULL,-1}'::float8[], 'yes'::text)"
 OPTIONS = {"loss": "logistic", "step_size": 0.1}
 POISSON = {**OPTIONS, "steps": 3, "sampling": 0.5}
+SCD = {"loss": "logistic", "lambda": 0.1, "rows": 6}
 
 BLOCK = bytes_literal(BLOCKS["dense"])
 WEIGHTS = "'{0.1,0.2,0.3,0.4}'::float8[]"
 EPOCH = f"ROW({WEIGHTS}, NULL, 7, 3, NULL)::dpml.epoch"
+DUALS = f"'\\x{np.full(N, 0.25).tobytes().hex()}'::bytea"
+SCD_PASS = f"ROW({WEIGHTS}, 7, 3, NULL)::dpml.scd_pass"
 
 
 def json_literal(value: Any) -> str:
@@ -91,6 +94,16 @@ CALLS: dict[str, list[str]] = {
         EPOCH,
         json_literal({**OPTIONS, "steps": 3}),
     ],
+    "scd_epoch(double precision[],double precision,double precision,double precision[],jsonb)": [
+        WEIGHTS,
+        "1.0::float8",
+        "0.5::float8",
+        WEIGHTS,
+        json_literal(SCD),
+    ],
+    "scd_epoch(integer,bytea,bytea,scd_pass,jsonb)": ["{i}", BLOCK, DUALS, SCD_PASS, json_literal(SCD)],
+    "scd_gap(bytea,bytea,double precision[],jsonb)": [BLOCK, DUALS, WEIGHTS, json_literal(SCD)],
+    "duals(bytea)": [DUALS],
     "loss(double precision[],double precision,double precision[],jsonb)": [
         WEIGHTS,
         "1.0::float8",
@@ -186,6 +199,16 @@ EPOCHS = [
     ),
 ]
 
+PASSES = [
+    "NULL::dpml.scd_pass",
+    "ROW(NULL, NULL, NULL, NULL)::dpml.scd_pass",
+    *(f"ROW({array}, 0, 0, NULL)::dpml.scd_pass" for array in ARRAYS),
+    *(
+        f"ROW(NULL, {steps}, 0, '{{NULL}}'::bytea[])::dpml.scd_pass"
+        for steps in ("-1", "-9223372036854775808", "9223372036854775807", "9007199254740992", "NULL")
+    ),
+]
+
 # Every key there is: what is wrong with its value is the parser's to say.
 KEYS = [
     *(
@@ -211,6 +234,7 @@ KEYS = [
         "gradient_clip",
     ),
     *("momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip"),
+    *("update_clip", "sequential", "dual_noise", "exact"),
     *("loss_clip", "columns", "intercept", "norm", "format", "label", "projection", "unknown", ""),
 ]
 VALUES = [
@@ -465,6 +489,7 @@ def hostile_values(type_: str, good: str) -> list[str]:
         "record": RECORDS,
         '"any"': ANYTHING,
         "dpml.epoch": EPOCHS,
+        "dpml.scd_pass": PASSES,
     }[type_]
 
 
@@ -535,6 +560,7 @@ def test_support_functions_refuse_direct_calls(hostile: psycopg.Connection) -> N
         "double precision[]": ["NULL", WEIGHTS],
         "jsonb": ["NULL", json_literal(OPTIONS)],
         "dpml.epoch": ["NULL", EPOCH],
+        "dpml.scd_pass": ["NULL", SCD_PASS],
         "integer": ["NULL", "0"],
         "double precision": ["NULL", "1"],
     }
@@ -555,6 +581,7 @@ STATES = {
     "gradient": ("gradient", "bytea, float8[], jsonb", f", {WEIGHTS}, {json_literal({'loss': 'logistic'})}"),
     "gram": ("gram", "bytea", ""),
     "hessian": ("gram", "bytea, float8[], jsonb", f", {WEIGHTS}, {json_literal({'loss': 'logistic'})}"),
+    "scd_gap": ("scd_gap", "bytea, bytea, float8[], jsonb", f", {DUALS}, {WEIGHTS}, {json_literal(SCD)}"),
 }
 
 
@@ -600,6 +627,8 @@ FINALS = {
     "sgd_final": "sgd_epoch",
     "sgd_poisson_final": "sgd_poisson",
     "sgd_poisson_steps_final": "sgd_poisson_steps",
+    "scd_rows_final": "scd_epoch",
+    "scd_blocks_final": "scd_epoch",
     "loss_final": "loss",
     "pack_final": "pack",
 }
@@ -635,6 +664,13 @@ AGGREGATES = {
         "sgd_poisson_steps",
         f"i + 1, block, i, NULL::dpml.epoch, {json_literal({**OPTIONS, 'steps': 3})}",
     ),
+    "scd_epoch of rows": ("scd_epoch", f"x, y, i / 2.0, NULL::float8[], {json_literal(SCD)}"),
+    "scd_epoch": ("scd_epoch", f"i, block, NULL::bytea, NULL::dpml.scd_pass, {json_literal(SCD)}"),
+    "scd_poisson": (
+        "scd_epoch",
+        f"i, block, NULL::bytea, NULL::dpml.scd_pass, {json_literal({**SCD, 'steps': 3, 'sampling': 1})}",
+    ),
+    "scd_gap": ("scd_gap", f"block, NULL::bytea, {WEIGHTS}, {json_literal(SCD)}"),
     "loss of rows": ("loss", f"x, y, {WEIGHTS}, {json_literal(OPTIONS)}"),
     "loss": ("loss", f"block, {WEIGHTS}, {json_literal(OPTIONS)}"),
     "gradient": ("gradient", f"block, {WEIGHTS}, {SUMS}"),
@@ -725,7 +761,7 @@ def test_distinct_and_filter_and_no_row(groups: str, name: str) -> None:
         assert scalar(connection, f"{whole} FILTER (WHERE false) FROM many WHERE g < 9") == nothing
 
 
-@pytest.mark.parametrize("name", ["gradient", "gram", "hessian"])
+@pytest.mark.parametrize("name", ["gradient", "gram", "hessian", "scd_gap"])
 def test_workers_without_a_row(groups: str, name: str) -> None:
     """One row, or none, for all workers: the others have a state of NULL to combine."""
     with psycopg.connect(groups, autocommit=True) as connection:
@@ -748,7 +784,9 @@ def test_workers_without_a_row(groups: str, name: str) -> None:
 
 
 @pytest.mark.one_major
-@pytest.mark.parametrize("name", sorted(set(AGGREGATES) - {"pack", "sgd_poisson"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(AGGREGATES) - {"pack", "sgd_poisson", "scd_poisson", "scd_epoch", "scd_epoch of rows"})
+)
 def test_memory_does_not_grow_with_rows(database: str, name: str) -> None:
     """60,000 rows that have to be unpacked; what keeps all rows is left out."""
     x = np.zeros((200, D))
@@ -811,6 +849,12 @@ LONG = {
         f"dpml.sgd_epoch(CASE g WHEN 4000 THEN {ROW_OF_ONE} END, 1, NULL, {steps()})",
         "generate_series(1, 4000) AS g",
     ),
+    "scd_epoch of a unit": (
+        f"dpml.scd_epoch(0, block, NULL, NULL, "
+        f"{json_literal({**SCD, 'max_rows_per_unit': 2000, 'sampling': 1, 'steps': 10**6})})",
+        "wide WHERE name = 'unit'",
+    ),
+    "scd_gap": (f"dpml.scd_gap(block, NULL, {ROW_OF_ONE}, {json_literal(SCD)})", f"{BLOCKS_OF} 'rows'"),
     "loss": (f"dpml.loss(block, {MANY}, {json_literal(SOFTMAX)})", "wide WHERE name = 'rows'"),
     "loss of rows": (
         f"dpml.loss({ROW_OF_ONE}, 1, w, {json_literal(SOFTMAX)})",

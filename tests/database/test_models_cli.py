@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -424,6 +425,38 @@ def test_what_has_no_sql_is_refused(dpml: Dpml, database: str) -> None:
 
 
 # Report
+
+
+@pytest.fixture
+def hinge(database: str, connection: psycopg.Connection) -> Iterator[str]:
+    """A model of the hinge loss, with the weights of another."""
+    with Database(database).session() as session:
+        found = registry.load_model(session, "binary")
+        registry.store_model(session, replace(found, name="hinge", loss="hinge"))
+    yield "hinge"
+    connection.execute("DELETE FROM dpml.models WHERE name = 'hinge'")
+
+
+def test_a_hinge_model_is_shown_exported_and_reported(
+    dpml: Dpml, connection: psycopg.Connection, hinge: str, tmp_path: Path
+) -> None:
+    """As one of huber_svm: a score of two classes, and no probability."""
+    assert "loss hinge" in good(dpml("show", hinge))
+    record = record_of(dpml("export", hinge))
+    assert (record["task"], record["loss"]) == ("binary", "hinge")
+    rows, difference = compared(connection, hinge, exported(dpml, hinge), "people")
+    assert rows == N
+    assert difference < 1e-6
+    prediction = exported(dpml, hinge, "--what", "prediction")
+    agreed = f"SELECT count(*) FROM people t WHERE ({prediction}) = dpml.predict('{hinge}', t)"
+    assert scalar(connection, agreed) >= N - 1
+    file = tmp_path / "hinge.html"
+    good(dpml("report", hinge, "-o", str(file), "--table", "people", "--public"))
+    page = file.read_text(encoding="utf-8")
+    assert "loss hinge" in page
+    assert "Calibration" not in page
+    good(dpml("report", "binary", "-o", str(file), "--table", "people", "--public"))
+    assert "Calibration" in file.read_text(encoding="utf-8")
 
 
 def test_report(dpml: Dpml, tmp_path: Path) -> None:

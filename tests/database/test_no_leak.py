@@ -340,6 +340,14 @@ RUNS: dict[str, tuple[DataSpec, PrivacySpec, TrainSpec]] = {
     "dp-sgd": (spec(), PRIVACY, TrainSpec(method="dp-sgd", passes=2)),
     "bst14": (spec(sparse=True), PRIVACY, TrainSpec(method="bst14", passes=2, accountant="advanced")),
     "scs13": (spec("regression"), PURE, TrainSpec(method="scs13", passes=2)),
+    "dp-scd": (spec(), PRIVACY, TrainSpec(method="dp-scd", passes=3, update_clip=1.0, lambda_=1.0)),
+    "dp-scd of units": (
+        spec(sparse=True, **UNIT),
+        PRIVACY,
+        TrainSpec(method="dp-scd", loss="hinge", passes=2, update_clip=1.0, lambda_=1.0, dual_noise=True),
+    ),
+    "seq-dp-scd": (spec("regression"), PRIVACY, TrainSpec(method="seq-dp-scd", passes=2, batch_size=7)),
+    "primal-dp-scd": (spec(), PRIVACY, TrainSpec(method="primal-dp-scd", passes=2, coordinates=3)),
 }
 
 
@@ -365,7 +373,7 @@ def test_nothing_is_seen_of_any_method(
     for model, table, more in private:
         pg_dpml.evaluate(house.curator, model, table, privacy=PrivacySpec(1.0), **more)
     pg_dpml.evaluate(house.curator, "auto", "others", owner=True)
-    methods = ["auto", "bolt-on", "dp-sgd", "lbfgs"]
+    methods = ["auto", "bolt-on", "dp-sgd", "dp-scd", "lbfgs", "scd"]
     pg_dpml.compare(house.curator, spec(), methods=methods, epsilons=[1.0], splits=1, owner=True)
     with psycopg.connect(house.server.dsn_of("house"), autocommit=True) as connection:
         connection.execute("ANALYZE")
@@ -455,6 +463,7 @@ def fail(
 
 LONG = TrainSpec(method="bolt-on", passes=500)
 LONG_DESCENT = TrainSpec(method="whitened-dp-gd", passes=500)
+LONG_DUALS = TrainSpec(method="dp-scd", passes=500, batch_size=150, update_clip=1.0, lambda_=1.0)
 
 
 def test_nothing_is_seen_of_runs_that_fail(
@@ -512,7 +521,7 @@ def test_nothing_is_seen_of_runs_that_fail(
         raise KeyboardInterrupt
 
     errors = []
-    for name, training in (("bolt-on", LONG), ("whitened", LONG_DESCENT)):
+    for name, training in (("bolt-on", LONG), ("whitened", LONG_DESCENT), ("duals", LONG_DUALS)):
         for what in (cancel, terminate, hurry, interrupt):
             errors.append(fail(house, spec(), training, f"{name}, {what.__name__}", what, watcher))
     errors.append(fail(house, spec(), LONG_DESCENT, "spoiled", spoil, watcher))
@@ -520,8 +529,9 @@ def test_nothing_is_seen_of_runs_that_fail(
     assert sweep(house, watcher, printed.out + printed.err, errors=errors) == {}
 
 
+@pytest.mark.parametrize("training", [LONG, LONG_DUALS], ids=lambda training: training.method)
 def test_nothing_is_left_by_a_killed_backend(
-    house: House, watcher: Watcher, capfd: pytest.CaptureFixture[str]
+    training: TrainSpec, house: House, watcher: Watcher, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def kill(session: Session) -> None:
         os.kill(session.driver.info.backend_pid, signal.SIGKILL)
@@ -530,7 +540,7 @@ def test_nothing_is_left_by_a_killed_backend(
         return (house.data / "log" / "server.log").read_text().count("ready to accept connections")
 
     before = starts()
-    error = fail(house, spec(), LONG, "killed", kill, watcher)
+    error = fail(house, spec(), training, f"{training.method} killed", kill, watcher)
     until = time.monotonic() + TIMEOUT_S
     while starts() == before:  # the whole server starts again
         assert time.monotonic() < until

@@ -24,6 +24,8 @@ LOSSES: list[tuple[dict[str, Any], Loss]] = [
     ({"loss": "logistic"}, Loss("logistic")),
     ({"loss": "logistic", "clip": 0.3}, Loss("logistic", clip=0.3)),
     ({"loss": "huber_svm", "huber_h": 0.5}, Loss("huber_svm", huber_h=0.5)),
+    ({"loss": "hinge"}, Loss("hinge")),
+    ({"loss": "hinge", "clip": 0.3, "classes": K}, Loss("hinge", n_classes=K, clip=0.3)),
     ({"loss": "squared", "clip": 0.5}, Loss("squared", clip=0.5)),
     ({"loss": "softmax", "classes": K}, Loss("softmax", n_classes=K)),
     ({"loss": "logistic", "classes": K}, Loss("logistic", n_classes=K)),

@@ -36,6 +36,7 @@ LOSSES: list[dict[str, Any]] = [
     {"loss": "squared", "clip": 0.5},
     {"loss": "softmax", "classes": K},
 ]
+NOT_SMOOTH: list[dict[str, Any]] = [{"loss": "hinge"}, {"loss": "hinge", "clip": 0.4}]
 STEPS: list[dict[str, Any]] = [
     {"step_size": 0.3},
     {"rows": N},
@@ -147,7 +148,7 @@ def test_row_form_starts_from_weights(connection: psycopg.Connection) -> None:
     close(weights, found[-1].ravel())
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=str)
+@pytest.mark.parametrize("loss", LOSSES + NOT_SMOOTH, ids=str)
 @pytest.mark.parametrize("form", ["dense", "csr"])
 def test_loss(connection: psycopg.Connection, loss: Options, form: str) -> None:
     x, y = load(connection, loss["loss"], form)

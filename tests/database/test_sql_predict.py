@@ -265,12 +265,23 @@ def test_search_path_is_not_trusted(people: psycopg.Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "loss"), [("binary", "huber_svm"), ("regression", "squared"), ("multiclass", "huber_svm")]
+    ("kind", "loss"),
+    [
+        *(("binary", "huber_svm"), ("regression", "squared"), ("multiclass", "huber_svm")),
+        *(("binary", "hinge"), ("binary", "perceptron")),
+    ],
 )
 def test_no_probabilities(people: psycopg.Connection, kind: str, loss: str) -> None:
     store(people, kind, loss=loss)
     with pytest.raises(errors.FeatureNotSupported, match=f'with loss "{loss}" has no probabilities'):
         ask(people, "predict_proba", kind)
+
+
+def test_a_hinge_model_predicts_scores_of_two_classes(people: psycopg.Connection) -> None:
+    w = store(people, "binary", loss="hinge")[0]
+    scores = [float(w @ features(*person)) for person in PEOPLE]
+    np.testing.assert_allclose(ask(people, "predict_value", "binary"), scores, rtol=1e-6)
+    assert ask(people, "predict", "binary") == [CLASSES["binary"][u > 0] for u in scores]  # type: ignore[index]
 
 
 def test_whitened_binary(people: psycopg.Connection) -> None:

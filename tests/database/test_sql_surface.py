@@ -40,7 +40,7 @@ SCALE = "a number from 1e-270 to 1e270"
 COUNT = "an integer from 1 to 2147483647"
 BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"loss": None}, "loss", "one of"),
-    ({"loss": "hinge"}, "loss", "one of"),
+    ({"loss": "perceptron"}, "loss", "one of"),
     ({"loss": 1}, "loss", "one of"),
     ({"loss": "softmax"}, "classes", "given with the loss"),
     ({"loss": "softmax", "classes": 1}, "classes", "an integer from 2 to 1048576"),
@@ -109,6 +109,31 @@ def test_options_are_refused_by_name(
     query = "SELECT dpml.loss(block, '{0,0,0,0,0,0,0,0,0,0,0,0}', %s::jsonb) FROM blocks"
     if not about_steps:
         assert refused(tables, query, options) == message
+
+
+POISSON_FORM = "SELECT dpml.sgd_poisson(block_no, block, NULL, %s::jsonb ORDER BY block_no) FROM blocks"
+POISSON_STEPS_FORM = "SELECT dpml.sgd_poisson_steps(1, block, NULL, NULL, %s::jsonb) FROM blocks"
+HESSIAN_FORM = "SELECT dpml.gram(block, '{0,0,0,0}', %s::jsonb) FROM blocks"
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "needed_by"),
+    [
+        (ROW_FORM, GOOD, "SGD"),
+        (BLOCK_FORM, GOOD, "SGD"),
+        (POISSON_FORM, POISSON, "SGD"),
+        (POISSON_STEPS_FORM, POISSON, "SGD"),
+        (HESSIAN_FORM, SUMS, "a Hessian"),
+    ],
+)
+def test_a_loss_that_is_not_smooth_is_refused(
+    tables: psycopg.Connection, query: str, options: str, needed_by: str
+) -> None:
+    """The hinge has no gradient at its corner; the aggregates that need none take it."""
+    assert refused(tables, query, options.replace("logistic", "hinge")) == (
+        f'"loss" in options must be smooth for {needed_by}, and "hinge" is not:'
+        " use dpml.scd_epoch, or another loss"
+    )
 
 
 def test_options_that_are_no_object(tables: psycopg.Connection) -> None:

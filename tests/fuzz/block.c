@@ -45,7 +45,7 @@ make_choices(const uint8_t *data)
 	Choices		choices = {.bytes = {data, 16}};
 	Bytes	   *bytes = &choices.bytes;
 
-	choices.loss.kind = choose(bytes, 4);
+	choices.loss.kind = choose(bytes, 5);
 	choices.loss.n_classes = 1;
 	if (choices.loss.kind != DPML_SQUARED)
 		choices.loss.n_classes = 1 + choose(bytes, MOST_CLASSES);
@@ -198,7 +198,7 @@ run_poisson(const Choices *choices, const DpmlSgdOptions *options, const DpmlBlo
 		.kind = block->kind,
 		.n_features = block->n_features,
 		.n_rows = block->n_rows,
-		.rows = (const void *const *) rows,
+		.rows = rows,
 		.units = choices->units ? units : NULL
 	};
 
@@ -214,7 +214,7 @@ run_poisson(const Choices *choices, const DpmlSgdOptions *options, const DpmlBlo
 		DpmlPoisson poisson;
 
 		dpml_poisson_start(&poisson, &store, 0.3, 5, key);
-		while (dpml_poisson_run(&poisson, &passes[i].sgd, i == 0 ? 1000000 : choices->piece))
+		while (dpml_poisson_sgd(&poisson, &passes[i].sgd, i == 0 ? 1000000 : choices->piece))
 			;
 		REQUIRE(passes[i].sgd.steps == 5);
 	}

@@ -20,7 +20,7 @@ static const char *const words[] = {
 	"exponent", "rows", "average_from", "features", "clip_rows", "max_rows_per_unit", "noise", "noise_scale",
 	"gradient_clip",
 	"momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip", "loss_clip",
-	"logistic", "huber_svm", "squared", "softmax", "constant", "decreasing", "sqrt_decreasing", "strongly_convex",
+	"logistic", "huber_svm", "squared", "softmax", "hinge", "constant", "decreasing", "sqrt_decreasing", "strongly_convex",
 	"inverse_sqrt", "none", "gaussian", "k-norm", ""
 };
 
@@ -50,7 +50,7 @@ parse_any(Jsonb *json, void *argument)
 static void
 check_loss(const DpmlLoss *loss)
 {
-	REQUIRE(loss->kind >= DPML_LOGISTIC && loss->kind <= DPML_SOFTMAX);
+	REQUIRE(loss->kind >= DPML_LOGISTIC && loss->kind <= DPML_HINGE);
 	REQUIRE(loss->n_classes >= (loss->kind == DPML_SOFTMAX ? 2 : 1) && loss->n_classes <= DPML_MAX_FEATURES);
 	REQUIRE(loss->huber_h > 0.0 && loss->clip > 0.0);
 	REQUIRE(dpml_loss_lipschitz(loss) > 0.0 && dpml_loss_smoothness(loss) > 0.0);
@@ -98,7 +98,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (parsed.kind < 4)
 		{
 			REQUIRE(sgd->batch_size >= 1 && sgd->lambda >= 0.0 && sgd->radius > 0.0 && sgd->gradient_clip > 0.0);
-			REQUIRE(sgd->momentum >= 0.0 && sgd->momentum < 1.0 && sgd->schedule.max_step > 0.0);
+			REQUIRE(sgd->momentum >= 0.0 && sgd->momentum < 1.0);
+			REQUIRE(parsed.kind > 0 || sgd->loss.kind != DPML_HINGE ? sgd->schedule.max_step > 0.0 : true);
 			REQUIRE((sgd->noise != DPML_NO_NOISE) == (sgd->noise_scale > 0.0));
 		}
 		if (parsed.kind > 0 && parsed.kind < 4)

@@ -24,11 +24,14 @@ LOSSES = {
     "logistic_clipped": Loss("logistic", clip=0.4),
     "huber_svm": Loss("huber_svm", huber_h=0.3),
     "huber_svm_clipped": Loss("huber_svm", huber_h=0.3, clip=0.6),
+    "hinge": Loss("hinge"),
+    "hinge_clipped": Loss("hinge", clip=0.6),
     "squared": Loss("squared"),
     "squared_clipped": Loss("squared", clip=0.5),
     "softmax": Loss("softmax", n_classes=K),
     "one_vs_all": Loss("logistic", n_classes=K, clip=0.7),
     "one_vs_all_huber": Loss("huber_svm", n_classes=K),
+    "one_vs_all_hinge": Loss("hinge", n_classes=K),
 }
 SCALAR = [name for name, loss in LOSSES.items() if loss.n_classes == 1]
 
@@ -305,6 +308,8 @@ def curvature(loss: Loss, u: float, y: float) -> float:
         return abs(slope) * (1 - abs(slope))
     if loss.kind == "huber_svm":
         return 1 / (2 * loss.huber_h) if 0 < abs(slope) < 1 else 0.0
+    if loss.kind == "hinge":
+        return 0.0
     return 1.0
 
 
@@ -315,8 +320,8 @@ def test_hessian(name: str, form: str) -> None:
     x, y = make_rows(loss)
     w = make_weights(loss)[0, 0]
     weights = np.array([curvature(loss, float(w @ row), label) for row, label in zip(x, y, strict=True)])
-    assert np.count_nonzero(weights) > 0
-    assert ("clip" in name or loss.kind == "huber_svm") == (np.count_nonzero(weights) < N)
+    assert (np.count_nonzero(weights) > 0) == (loss.kind != "hinge")
+    assert ("clip" in name or loss.kind in ("huber_svm", "hinge")) == (np.count_nonzero(weights) < N)
     found = replay.gram(pack(form, x, y), w, loss)
     close(found.xx, upper((x * weights[:, np.newaxis]).T @ x))
     assert found.xy is None

@@ -21,11 +21,14 @@ LOSSES = [
     Loss("huber_svm", huber_h=0.1),
     Loss("huber_svm", huber_h=0.5, clip=0.25),
     Loss("huber_svm", huber_h=2.0, clip=1.0),
+    Loss("hinge"),
+    Loss("hinge", clip=0.4),
     Loss("squared", clip=1.0),
     Loss("squared", clip=0.01),
     Loss("squared"),
 ]
 losses = st.sampled_from(LOSSES)
+smooth_losses = st.sampled_from([loss for loss in LOSSES if loss.smoothness < math.inf])
 scores = st.floats(-30, 30)
 signs = st.sampled_from([-1.0, 1.0])
 
@@ -52,7 +55,7 @@ def test_derivative_never_exceeds_lipschitz(loss: Loss, u: float, y: float) -> N
     assert math.isnan(slope) or abs(slope) <= loss.lipschitz
 
 
-@given(losses, scores, scores, signs)
+@given(smooth_losses, scores, scores, signs)
 def test_derivative_is_smooth(loss: Loss, u: float, v: float, y: float) -> None:
     change = abs(loss.derivative(u, y) - loss.derivative(v, y))
     assert change <= loss.smoothness * abs(u - v) * (1 + 1e-12) + 1e-14
@@ -80,10 +83,31 @@ def test_smoothness_is_attained(kind: str, beta: float) -> None:
     assert loss.smoothness == pytest.approx(beta)
 
 
+@pytest.mark.parametrize("clip", [math.inf, 0.4])
+def test_hinge_bends_at_its_corner_alone(clip: float) -> None:
+    loss, slope = Loss("hinge", clip=clip), min(1.0, clip)
+    below, above = math.nextafter(1.0, 0.0), math.nextafter(1.0, 2.0)
+    for y in (-1.0, 1.0):
+        assert [loss.derivative(y * u, y) for u in (-1e300, below)] == [-y * slope] * 2
+        assert [loss.derivative(y * u, y) for u in (1.0, above, 1e300)] == [0.0] * 3
+        assert [loss.value(y * u, y) for u in (1.0, above, 1e300)] == [0.0] * 3
+        assert loss.value(y * -3.0, y) == 4.0 * slope
+        assert loss.value(y * below, y) == slope * 2.0**-53
+
+
+@pytest.mark.parametrize("y", [0.0, math.nan])
+def test_hinge_has_no_slope_for_a_label_of_no_class(y: float) -> None:
+    assert [Loss("hinge").derivative(u, y) for u in (-2.0, 0.0, 2.0)] == [0.0] * 3
+
+
 def test_constants() -> None:
     assert Loss("logistic").lipschitz == 1.0
     assert Loss("logistic", clip=0.3).lipschitz == 0.3
     assert Loss("huber_svm", clip=2.0).lipschitz == 1.0
+    assert Loss("hinge").lipschitz == 1.0
+    assert Loss("hinge", clip=0.3).lipschitz == 0.3
+    assert Loss("hinge", n_classes=4).lipschitz == 2.0
+    assert Loss("hinge").smoothness == math.inf
     assert Loss("squared", clip=0.7).lipschitz == 0.7
     assert Loss("squared").lipschitz == math.inf
     assert Loss("softmax", n_classes=3).lipschitz == math.sqrt(2)
@@ -119,7 +143,8 @@ def test_softmax_gradient_is_smooth(values: list[float], change: list[float]) ->
 @pytest.mark.parametrize(
     "bad",
     [
-        {"kind": "hinge"},
+        {"kind": "perceptron"},
+        {"kind": "hinge", "clip": 0.0},
         {"kind": "softmax"},
         {"kind": "softmax", "n_classes": 3, "clip": 1.0},
         {"kind": "squared", "n_classes": 2},

@@ -87,10 +87,10 @@ def test_includes_run_one_way() -> None:
 
 
 def test_what_needs_no_solver_includes_none() -> None:
-    """SGD is built on norms, noise, losses and rows, and none of them on SGD."""
-    solvers = {"sgd.h", "sgd_step.h", "poisson.h"}
+    """Solvers are built on norms, noise, losses and rows, and none of them on a solver."""
+    solvers = {"sgd.h", "sgd_step.h", "scd.h", "poisson.h"}
     for path in KERNELS.glob("*.[ch]"):
-        if path.stem not in ("sgd", "sgd_step", "poisson"):
+        if path.stem not in ("sgd", "sgd_step", "scd", "poisson"):
             assert not solvers & set(includes(path)), path.name
 
 
@@ -107,7 +107,13 @@ def results(d: int) -> list[Any]:
     draw = np.random.default_rng(9)
     row, matrix = draw.normal(size=d), draw.normal(size=(d, d))
     found: list[Any] = [replay.scores(row, matrix, d).tobytes(), replay.whitened_norm(row, matrix)]
-    for loss in (Loss("logistic"), Loss("huber_svm"), Loss("squared"), Loss("softmax", n_classes=3)):
+    for loss in (
+        Loss("logistic"),
+        Loss("huber_svm"),
+        Loss("hinge"),
+        Loss("squared"),
+        Loss("softmax", n_classes=3),
+    ):
         for batch_size in (1, 2, 7):
             epoch = replay.sgd_blocks(
                 blocks(d),

@@ -61,6 +61,8 @@ TEST_NOISE = "tests/kernels/test_noise.py"
 TEST_CALIBRATION = "tests/privacy/test_step_noise_calibration.py"
 TEST_RESOLUTION = "tests/privacy/test_resolution.py"
 TEST_LOW_BITS = "tests/privacy/test_low_bits.py"
+TEST_COORDINATES = "tests/privacy/test_coordinate_replay.py"
+TEST_COORDINATE_CALIBRATION = "tests/privacy/test_coordinate_calibration.py"
 
 MUTANTS = [
     Mutant(
@@ -325,22 +327,22 @@ MUTANTS = [
     Mutant(
         "noise-of-a-step-halved",
         KERNELS,
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0 * per_step, state->noise);",
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 2.0 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step",
     ),
     Mutant(
         "noise-of-a-poisson-step-halved",
         KERNELS,
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 2.0 * per_step, state->noise);",
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 2.0 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[dp-sgd-4-2-2-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "noise-of-a-poisson-step-less-by-a-third",
         KERNELS,
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);",
-        "dpml_noise_gaussian(state->rng, n, options->noise_scale / 1.5 * per_step, state->noise);",
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 1.5 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[bst14-5-4-1-Relation.ADD_REMOVE]",
     ),
     Mutant(
@@ -402,15 +404,15 @@ MUTANTS = [
     Mutant(
         "rounding-of-a-mean-batch",
         PRIVACY,
-        "_sum_rounding(most * max_rows_per_unit, row_bound)",
-        "_sum_rounding(sampling * n_units * max_rows_per_unit, row_bound)",
+        "sum_rounding(most * max_rows_per_unit, row_bound)",
+        "sum_rounding(sampling * n_units * max_rows_per_unit, row_bound)",
         f"{TEST_CALIBRATION}::test_head_room_of_poisson_batches",
     ),
     Mutant(
         "rounding-of-a-row-of-each-unit",
         PRIVACY,
-        "_sum_rounding(most * max_rows_per_unit, row_bound)",
-        "_sum_rounding(most, row_bound)",
+        "sum_rounding(most * max_rows_per_unit, row_bound)",
+        "sum_rounding(most, row_bound)",
         f"{TEST_CALIBRATION}::test_head_room_of_poisson_batches",
     ),
     Mutant(
@@ -472,15 +474,15 @@ MUTANTS = [
     Mutant(
         "logistic-clip-removed",
         KERNELS,
-        "return -sign * dpml_least(1.0 / (1.0 + exp(sign * u)), clip);",
-        "return -sign / (1.0 + exp(sign * u));",
+        "return -dpml_least(1.0 / (1.0 + exp(m)), clip);",
+        "return clip > 0.0 ? -1.0 / (1.0 + exp(m)) : 0.0;",
         f"{TEST_REPLAY}::test_worst_pair_of_classification_losses",
     ),
     Mutant(
         "squared-clip-removed",
         KERNELS,
-        "return dpml_clamp(u - y, -clip, clip);",
-        "return u - y + 0.0 * clip;",
+        "return dpml_clamp(u - y, -loss->clip, loss->clip);",
+        "return u - y;",
         f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
     ),
     Mutant(
@@ -730,6 +732,76 @@ MUTANTS = [
         "for (int64_t i = 0; i <= n; i++)",
         "for (int64_t i = 0; i < n; i++)",
         f"{TEST_LOW_BITS}::test_k_norm_noise_is_normal_of_a_random_scale[1]",
+    ),
+    Mutant(
+        "realised-batch-size-in-an-update",
+        KERNELS,
+        "factor = options->sequential ? 1.0 : (double) options->batch_size * options->max_rows_per_unit;",
+        "factor = options->sequential ? 1.0 : (double) state->in_batch * options->max_rows_per_unit;",
+        f"{TEST_COORDINATES}::test_a_unit_moves_a_step_by_at_most_the_clip[hinge-1]",
+    ),
+    Mutant(
+        "clip-of-updates-removed",
+        KERNELS,
+        "zeta = dpml_clamp(zeta, -options->update_clip, options->update_clip);",
+        "",
+        f"{TEST_COORDINATES}::test_a_unit_moves_a_step_by_at_most_the_clip[squared-1]",
+    ),
+    Mutant(
+        "noise-on-v-halved",
+        KERNELS,
+        "add_noise(state->rng, options->noise, options->noise_scale, state->grid, d,",
+        "add_noise(state->rng, options->noise, 0.5 * options->noise_scale, state->grid, d,",
+        f"{TEST_COORDINATES}::test_the_noise_that_a_step_adds_is_the_one_planned[dp-scd-False]",
+    ),
+    Mutant(
+        "noise-on-v-halved-by-the-plan",
+        PRIVACY,
+        'bound=bounds["published" if dual_noise else "sum"],',
+        'bound=0.5 * bounds["published" if dual_noise else "sum"],',
+        f"{TEST_COORDINATES}::test_an_attack_on_one_step[1.0-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "noise-on-both-vectors-without-the-sqrt-2",
+        PRIVACY,
+        "(math.sqrt(m * (m + 1.0)) if dual_noise else m)",
+        "m",
+        f"{TEST_COORDINATE_CALIBRATION}::test_noise_on_both_vectors_is_calibrated_for_both[1-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "sequential-noise-without-the-sqrt-2",
+        PRIVACY,
+        "math.sqrt(batch_rows * (batch_rows + 1.0))",
+        "batch_rows",
+        f"{TEST_COORDINATES}::test_a_unit_moves_a_sequential_batch_by_at_most_its_bound[hinge-1-1]",
+    ),
+    Mutant(
+        "sequential-duals-without-noise",
+        KERNELS,
+        "if (options->dual_noise)",
+        "if (options->dual_noise && !options->sequential)",
+        f"{TEST_COORDINATES}::test_the_noise_that_a_step_adds_is_the_one_planned[seq-dp-scd-True]",
+    ),
+    Mutant(
+        "sequential-passes-accounted-as-one",
+        PRIVACY,
+        "ratio = gaussian_stddev(math.sqrt(passes), mu)",
+        "ratio = gaussian_stddev(1.0, mu)",
+        f"{TEST_COORDINATE_CALIBRATION}::test_sequential_passes_compose_exactly[10-4]",
+    ),
+    Mutant(
+        "clip-of-coordinates-removed",
+        METHODS,
+        "return np.clip(change, -self.update_clip, self.update_clip)",
+        "return change",
+        f"{TEST_COORDINATES}::test_a_unit_moves_the_coordinates_of_a_step_by_at_most_their_bound[logistic-2]",
+    ),
+    Mutant(
+        "steps-on-coordinates-accounted-as-one",
+        PRIVACY,
+        "output.calibrate_gaussian(bound, 0.0, coordinates, mu / math.sqrt(steps))",
+        "output.calibrate_gaussian(bound, 0.0, coordinates, mu)",
+        f"{TEST_COORDINATE_CALIBRATION}::test_steps_on_coordinates_compose_exactly[7]",
     ),
 ]
 

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.optimize import brentq
 
 import replay
+from attacks import shown_delta, shown_epsilon
 from neighbours import LONGEST_ROW, FloatArray, Table
 from pg_dpml.kernels import Schedule, noise_grid
-from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
@@ -226,29 +225,6 @@ def test_every_step_of_a_run_has_noise(momentum: float) -> None:
     assert len(np.unique(np.round(fresh / np.abs(fresh).max(), 9), axis=0)) == 40
 
 
-def bounds(hits: int, runs: int, failure: float = 1e-3) -> tuple[float, float]:
-    """Clopper-Pearson bounds, each of which fails with a given probability."""
-    low = 0.0 if hits == 0 else float(stats.beta.ppf(failure, hits, runs - hits + 1))
-    high = 1.0 if hits == runs else float(stats.beta.isf(failure, hits + 1, runs - hits))
-    return low, high
-
-
-def shown_epsilon(found: FloatArray, other: FloatArray, delta: float) -> float:
-    """Least epsilon that an attacker who saw these numbers of both tables can be sure of."""
-    threshold = 0.5 * float(np.mean(found) + np.mean(other))
-    sign = 1.0 if np.mean(found) > threshold else -1.0
-    right, _ = bounds(int(np.sum(sign * (found - threshold) > 0.0)), len(found))
-    _, wrong = bounds(int(np.sum(sign * (other - threshold) > 0.0)), len(other))
-    mu = float(stats.norm.ppf(right) - stats.norm.ppf(wrong))
-    if mu <= 0.0:
-        return 0.0
-    if delta == 0.0:
-        return max(0.0, math.log(right / wrong))
-    if gaussian.gaussian_delta(0.0, mu) <= delta:
-        return 0.0
-    return float(brentq(lambda epsilon: gaussian.gaussian_delta(epsilon, mu) - delta, 0.0, 50.0))
-
-
 def attack(
     method: str, privacy: PrivacySpec, run: Callable[[Sgd, list[bytes], int], FloatArray], **options: Any
 ) -> tuple[float, StepNoise]:
@@ -338,20 +314,6 @@ def test_an_attack_on_pure_privacy() -> None:
     shown, noise = attack("scs13", PrivacySpec(1.0, 0.0), shuffled(1), batch_size=20, passes=1)
     assert noise.kind == "k-norm"
     assert 0.3 < shown <= 1.0
-
-
-def shown_delta(found: FloatArray, other: FloatArray, thresholds: FloatArray, epsilon: float) -> float:
-    """Largest delta that two tables' numbers show: P(beyond t) - e^epsilon Q(beyond t), both ways round.
-
-    The thresholds do not depend on the numbers. Each of the four bounds at one fails with probability 1e-9.
-    """
-    shown = -math.inf
-    for one, two in ((found, other), (-other, -found)):
-        for threshold in thresholds if one is found else -thresholds:
-            right, _ = bounds(int(np.sum(one > threshold)), len(one), 1e-9)
-            _, wrong = bounds(int(np.sum(two > threshold)), len(two), 1e-9)
-            shown = max(shown, right - math.exp(epsilon) * wrong)
-    return shown
 
 
 @pytest.mark.statistical

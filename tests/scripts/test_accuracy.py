@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import accuracy
+from pg_dpml import PrivacySpec
 
 FILES = sorted(accuracy.SETS.glob("*.toml"))
 
@@ -99,12 +100,45 @@ def test_published_figures_are_printed_beside_ours(tiny: Path, capsys: pytest.Ca
         assert expected in printed
 
 
+def test_a_table_of_runs_lists_epsilons_and_options(tiny: Path) -> None:
+    grid = """delta = 0.001
+
+[[run]]
+method = "dp-sgd"
+epsilon = [0.5, 2.0]
+loss = "huber_svm"
+lambda = 0.01
+goal = 60.0
+"""
+    spec = SPEC.replace("\n[[run]]", f"\n{grid}\n[[run]]", 1).replace("GOAL", "0.0")
+    (tiny / "tiny.toml").write_text(spec, encoding="utf-8")
+    first, second, plain, last = accuracy.DataSet.from_toml(tiny / "tiny.toml").runs
+    assert [run.epsilon for run in (first, second, plain, last)] == [0.5, 2.0, None, 2.0]
+    assert first.title == second.title == "dp-sgd, loss huber_svm, lambda 0.01"
+    assert first.privacy == PrivacySpec(0.5, 0.001)
+    assert plain.privacy is None
+    assert last.privacy == PrivacySpec(2.0, 0.001)
+    assert dict(first.spec.given()) == {"loss": "huber_svm", "lambda_": 0.01}
+    assert (first.goal, plain.goal, last.goal) == (60.0, 55.0, 0.0)
+
+
+def test_a_misspelt_option_of_a_run_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (tiny / "tiny.toml").read_text(encoding="utf-8")
+    (tiny / "tiny.toml").write_text(
+        text.replace("epsilon = 2.0\ngoal", "epsilom = 2.0\ngoal", 1), encoding="utf-8"
+    )
+    assert accuracy.main(["--quick"], tiny) == 2
+    assert "epsilom" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_every_file_is_a_data_set(path: Path) -> None:
     data = accuracy.DataSet.from_toml(path)
     columns = [column.split()[0].strip('"') for column in data.table.replace("\n", " ").split(", ")]
     features = [column.name for column in data.spec.columns]
     assert sorted([*features, data.spec.label.column]) == sorted(columns)
+    for run in data.runs:
+        assert run.spec.method == run.method  # the method has its options
     goals = [run.goal for run in data.runs if run.goal is not None]
     assert all(math.isfinite(goal) and goal <= data.unit for goal in goals)
     if folder := os.environ.get("PG_DPML_DATA"):

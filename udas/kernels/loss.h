@@ -16,8 +16,28 @@ enum DpmlLossKind
 	DPML_LOGISTIC = 0,			/* ln(1 + exp(-y u)), y in {-1, +1} */
 	DPML_HUBER_SVM = 1,			/* hinge smoothed on |1 - y u| <= h */
 	DPML_SQUARED = 2,			/* (u - y)^2 / 2, Huber beyond the clip */
-	DPML_SOFTMAX = 3			/* -ln p_y, y in {0 .. K-1} */
+	DPML_SOFTMAX = 3,			/* -ln p_y, y in {0 .. K-1} */
+	DPML_HINGE = 4,				/* max(0, 1 - y u), y in {-1, +1}; not smooth */
+	DPML_LOSS_KINDS = 5			/* how many there are */
 };
+
+enum DpmlLossLabel
+{
+	DPML_SIGN_LABEL = 0,		/* -1 or +1; with several classes a score each, that class against all others */
+	DPML_NUMBER_LABEL = 1,
+	DPML_CLASS_LABEL = 2		/* 0 .. K-1, of K scores together */
+};
+
+/* What there is to know of a kind of loss beside its formulas. */
+typedef struct DpmlLossFacts
+{
+	char		name[16];		/* in options and in stored models */
+	int32_t		label;			/* enum DpmlLossLabel */
+	int32_t		has_probability;	/* 1: 1 / (1 + exp(-u)) of a score, or the softmax of K, is one */
+} DpmlLossFacts;
+
+/* The facts of a kind; NULL where there is none. */
+const DpmlLossFacts *dpml_loss_facts(int32_t kind);
 
 typedef struct DpmlLoss
 {
@@ -34,7 +54,7 @@ double		dpml_default_huber_h(void);
 double		dpml_loss_value(const DpmlLoss *loss, double u, double y);
 double		dpml_loss_derivative(const DpmlLoss *loss, double u, double y);
 
-/* Second derivative in u; 0 where the derivative is clipped, and where a bend begins or ends. */
+/* Second derivative in u; 0 where the derivative is clipped, and where a bend or corner begins or ends. */
 double		dpml_loss_curvature(const DpmlLoss *loss, double u, double y);
 
 /* Softmax value, and its gradient in the K scores (probabilities minus the one-hot label). */
@@ -45,7 +65,7 @@ void		dpml_softmax_gradient(int32_t n_classes, const double *scores, int32_t lab
 double		dpml_classes_value(const DpmlLoss *loss, const double *scores, int32_t label);
 void		dpml_classes_gradient(const DpmlLoss *loss, const double *scores, int32_t label, double *gradient);
 
-/* L in the Frobenius norm of the K x d gradient, and beta. */
+/* L in the Frobenius norm of the K x d gradient, and beta: infinity for a loss that is not smooth. */
 double		dpml_loss_lipschitz(const DpmlLoss *loss);
 double		dpml_loss_smoothness(const DpmlLoss *loss);
 

@@ -7,6 +7,14 @@
 
 #include "random.h"
 
+/* Noise that each step of a pass adds to the sum of its batch. */
+enum DpmlStepNoise
+{
+	DPML_NO_NOISE = 0,
+	DPML_GAUSSIAN = 1,
+	DPML_KNORM = 2
+};
+
 /* Least scale of noise whose inverse, and its product with any count, is a number, too; the largest is its inverse. */
 #define DPML_LEAST_SCALE 0x1p-900
 double		dpml_least_scale(void);

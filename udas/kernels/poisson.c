@@ -38,6 +38,22 @@ dpml_record_write(const DpmlBlock *block, int32_t i, void *out)
 	memcpy(at, row.f32, size);
 }
 
+/* It has no alignment but that of the record. */
+double
+dpml_record_dual(const void *record)
+{
+	double		dual;
+
+	memcpy(&dual, (const unsigned char *) record - DPML_RECORD_DUAL, sizeof(dual));
+	return dual;
+}
+
+void
+dpml_record_set_dual(void *record, double dual)
+{
+	memcpy((unsigned char *) record - DPML_RECORD_DUAL, &dual, sizeof(dual));
+}
+
 /* A record as a block of one row. */
 static DpmlBlock
 record_block(const DpmlStore *store, int64_t row)
@@ -107,17 +123,10 @@ fetch_record(const DpmlStore *store, int64_t unit)
 		size = LINE;			/* how long it is would have to be read first */
 	if (size > LINES_AHEAD * LINE)
 		size = LINES_AHEAD * LINE;
-	for (int64_t at = 0; at < size; at += LINE)
+	/* from the dual on, if there is one */
+	for (int64_t at = -DPML_RECORD_DUAL; at < size; at += LINE)
 		__builtin_prefetch(record + at);
 	__builtin_prefetch(record + size - 1);
-}
-
-static void
-take_row(const DpmlStore *store, int64_t row, DpmlSgd *sgd)
-{
-	DpmlBlock	block = record_block(store, row);
-
-	dpml_sgd_add(sgd, &block, 0, 1);
 }
 
 void
@@ -132,23 +141,18 @@ dpml_poisson_start(DpmlPoisson *state, const DpmlStore *store, double sampling, 
 		state->draws[i] = draw(state);
 }
 
-int
-dpml_poisson_run(DpmlPoisson *state, DpmlSgd *sgd, int64_t work)
+/* The next row of the open batch, or STEP_END where the batch is complete; steps are left. */
+DPML_INLINE int64_t
+next_row(DpmlPoisson *state)
 {
 	const DpmlStore *store = &state->store;
 	int64_t    *draws = state->draws;
 
-	while (state->steps_left > 0 && work > 0)
+	while (state->next_row >= state->end_row)
 	{
 		int32_t		first = state->first_draw;
 		int64_t		unit = draws[first];
 
-		work--;
-		if (state->next_row < state->end_row)
-		{
-			take_row(store, state->next_row++, sgd);
-			continue;
-		}
 		draws[first] = draw(state);
 		fetch_unit(store, draws[first]);
 		fetch_row(store, draws[(first + 2 * DPML_POISSON_STAGE) % DPML_POISSON_AHEAD]);
@@ -156,16 +160,53 @@ dpml_poisson_run(DpmlPoisson *state, DpmlSgd *sgd, int64_t work)
 		state->first_draw = (first + 1) % DPML_POISSON_AHEAD;
 		if (unit == STEP_END)
 		{
-			dpml_sgd_apply_batch(sgd);
 			state->steps_left--;
+			return STEP_END;
 		}
-		else if (store->units == NULL)
-			take_row(store, unit, sgd);
+		if (store->units == NULL)
+			return unit;
+		/* a unit may have any number of rows: they are taken in the next turns */
+		state->next_row = store->units[unit];
+		state->end_row = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;
+	}
+	return state->next_row++;
+}
+
+int
+dpml_poisson_sgd(DpmlPoisson *state, DpmlSgd *sgd, int64_t work)
+{
+	for (; state->steps_left > 0 && work > 0; work--)
+	{
+		int64_t		row = next_row(state);
+
+		if (row == STEP_END)
+			dpml_sgd_apply_batch(sgd);
 		else
 		{
-			/* a unit may have any number of rows: they are taken in the next turns */
-			state->next_row = store->units[unit];
-			state->end_row = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;
+			DpmlBlock	block = record_block(&state->store, row);
+
+			dpml_sgd_add(sgd, &block, 0, 1);
+		}
+	}
+	return state->steps_left > 0;
+}
+
+int
+dpml_poisson_scd(DpmlPoisson *state, DpmlScd *scd, int64_t work)
+{
+	for (; state->steps_left > 0 && work > 0; work--)
+	{
+		int64_t		row = next_row(state);
+
+		if (row == STEP_END)
+			dpml_scd_apply_batch(scd);
+		else
+		{
+			DpmlBlock	block = record_block(&state->store, row);
+			double		dual = dpml_record_dual(state->store.rows[row]);
+
+			dpml_scd_add(scd, &block, 0, 1, &dual);
+			dpml_record_set_dual(state->store.rows[row], dual);
 		}
 	}
 	return state->steps_left > 0;

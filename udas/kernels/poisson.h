@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * Steps of SGD over Poisson batches: at each, every unit is in independently with
+ * Steps over Poisson batches: at each, every unit is in independently with
  * probability q (privacy/README.md, "Poisson batches").  The rows are in memory.
  */
 #ifndef DPML_POISSON_H
@@ -11,12 +11,14 @@
 
 #include "block.h"
 #include "random.h"
+#include "scd.h"
 #include "sgd.h"
 
 enum DpmlPoissonConstant
 {
 	DPML_MAX_POISSON_STEPS = 2147483647,	/* of a pass */
 	DPML_POISSON_STAGE = 32,		/* draws between two looks ahead */
+	DPML_RECORD_DUAL = 8,		/* bytes before a record where coordinate descent has the row's dual */
 	DPML_POISSON_AHEAD = 96		/* draws known before their turn: where a unit, a row, its values are is fetched in turn */
 };
 
@@ -29,7 +31,7 @@ typedef struct DpmlStore
 	int32_t		kind;			/* enum DpmlBlockKind */
 	int32_t		n_features;
 	int64_t		n_rows;
-	const void *const *rows;	/* n_rows records, aligned to 4 bytes */
+	void *const *rows;			/* n_rows records, aligned to 4 bytes */
 	const int64_t *units;		/* first row of each unit; NULL: every row is one */
 	int64_t		n_units;
 } DpmlStore;
@@ -55,7 +57,12 @@ void		dpml_record_write(const DpmlBlock *block, int32_t i, void *out);
 void		dpml_poisson_start(DpmlPoisson *state, const DpmlStore *store, double sampling, int64_t steps,
 							   const uint8_t *key);
 
-/* Go on for so many rows and steps, more or less; 1 while steps are left. */
-int			dpml_poisson_run(DpmlPoisson *state, DpmlSgd *sgd, int64_t work);
+/* The dual that coordinate descent has before a record. */
+double		dpml_record_dual(const void *record);
+void		dpml_record_set_dual(void *record, double dual);
+
+/* Go on with a solver for so many rows and steps, more or less; 1 while steps are left. */
+int			dpml_poisson_sgd(DpmlPoisson *state, DpmlSgd *sgd, int64_t work);
+int			dpml_poisson_scd(DpmlPoisson *state, DpmlScd *scd, int64_t work);
 
 #endif

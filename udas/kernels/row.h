@@ -38,6 +38,21 @@ row_dot(const Row *row, const double *w)
 	return dpml_dot_sparse(row->n, w, row->columns, row->f32);
 }
 
+/* The same, and the row's squared norm. */
+DPML_INLINE double
+row_dot_square(const Row *row, const double *w, double *square)
+{
+	if (row->form == ROW_F32)
+		return dpml_dot_square_f32(row->n, w, row->f32, square);
+	if (row->form == ROW_F64)
+	{
+		*square = dpml_dot_f64(row->n, row->f64, row->f64);
+		return dpml_dot_f64(row->n, w, row->f64);
+	}
+	*square = dpml_square_f32(row->n, row->f32);
+	return dpml_dot_sparse(row->n, w, row->columns, row->f32);
+}
+
 /* out += a row; a = 0 leaves out alone even where the row is not finite. */
 DPML_INLINE void
 row_axpy(const Row *row, double a, double *out)

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "loss.h"
+#include "loss_kinds.h"
 #include "norm.h"
 #include "row.h"
 #include "scalar.h"
@@ -19,7 +20,7 @@
 DPML_INLINE double
 score_slope(const DpmlLoss *loss, double score, double label)
 {
-	double		slope = dpml_derivative(loss, score, label);
+	double		slope = loss_derivative(loss, score, label);
 
 	return dpml_finite(score) && dpml_finite(slope) ? slope : 0.0;
 }
@@ -81,7 +82,7 @@ row_value(const DpmlLoss *loss, const double *scores, double label)
 			value = dpml_classes_value(loss, scores, class);
 	}
 	else
-		value = dpml_loss_value(loss, scores[0], label);
+		value = loss_value(loss, scores[0], label);
 	return dpml_finite(value) ? value : 0.0;
 }
 

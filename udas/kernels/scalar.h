@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * The per-row scalars of the hot loop: loss derivative and step size.  They are
- * here so that the pass and the sensitivity recursion inline the very code that
- * loss.c and schedule.c export.
+ * Scalars of the hot loop.  The step size is here so that the pass and the
+ * sensitivity recursion inline the very code that schedule.c exports.
  */
 #ifndef DPML_SCALAR_H
 #define DPML_SCALAR_H
@@ -12,7 +11,6 @@
 #include <stdint.h>
 
 #include "clones.h"
-#include "loss.h"
 #include "schedule.h"
 
 DPML_INLINE int
@@ -47,26 +45,6 @@ DPML_INLINE double
 dpml_most(double a, double b)
 {
 	return a < b ? b : a;
-}
-
-DPML_INLINE double
-dpml_derivative(const DpmlLoss *loss, double u, double y)
-{
-	double		clip = loss->clip;
-	double		sign;
-
-	switch (loss->kind)
-	{
-		case DPML_LOGISTIC:
-			sign = dpml_sign(y);
-			return -sign * dpml_least(1.0 / (1.0 + exp(sign * u)), clip);
-		case DPML_HUBER_SVM:
-			sign = dpml_sign(y);
-			return -sign * dpml_clamp((1.0 + loss->huber_h - sign * u) / (2.0 * loss->huber_h),
-									  0.0, dpml_least(1.0, clip));
-		default:
-			return dpml_clamp(u - y, -clip, clip);
-	}
 }
 
 DPML_INLINE double

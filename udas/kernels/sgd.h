@@ -15,15 +15,9 @@
 
 #include "block.h"
 #include "loss.h"
+#include "noise.h"
 #include "random.h"
 #include "schedule.h"
-
-enum DpmlStepNoise
-{
-	DPML_NO_NOISE = 0,
-	DPML_GAUSSIAN = 1,
-	DPML_KNORM = 2
-};
 
 typedef struct DpmlSgdOptions
 {

@@ -13,10 +13,10 @@
 #include <string.h>
 
 #include "clones.h"
-#include "noise.h"
 #include "norm.h"
 #include "scalar.h"
 #include "sgd.h"
+#include "step_noise.h"
 #include "vector.h"
 
 /* The scale is folded into the weights when it leaves this range. */
@@ -84,25 +84,6 @@ end_step(DpmlSgd *state)
 	}
 }
 
-/* Add fresh noise to the gradient sum, in whole steps of the noise's grid both. */
-DPML_INLINE void
-add_noise(DpmlSgd *state)
-{
-	const DpmlSgdOptions *options = &state->options;
-	int64_t		n = n_weights(options);
-	double		grid = state->grid;
-	double		per_step = 1.0 / grid;	/* powers of two: exact */
-	double	   *gradient = state->gradient;
-	const double *noise = state->noise;
-
-	if (options->noise == DPML_KNORM)
-		dpml_noise_knorm(state->rng, n, options->noise_scale * per_step, state->noise);
-	else
-		dpml_noise_gaussian(state->rng, n, options->noise_scale * per_step, state->noise);
-	for (int64_t i = 0; i < n; i++)
-		gradient[i] = (rint(gradient[i] * per_step) + noise[i]) * grid;
-}
-
 /* A step along the velocity, which the whole weights enter: no lazy shrink. */
 DPML_INLINE void
 momentum_step(DpmlSgd *state)
@@ -125,10 +106,11 @@ momentum_step(DpmlSgd *state)
 DPML_INLINE void
 apply_batch(DpmlSgd *state)
 {
-	int64_t		n = n_weights(&state->options);
+	const DpmlSgdOptions *options = &state->options;
+	int64_t		n = n_weights(options);
 
-	if (state->options.noise != DPML_NO_NOISE)
-		add_noise(state);
+	if (options->noise != DPML_NO_NOISE)
+		add_noise(state->rng, options->noise, options->noise_scale, state->grid, n, state->gradient, state->noise);
 	if (state->velocity != NULL)
 		momentum_step(state);
 	else

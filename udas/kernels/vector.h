@@ -63,6 +63,39 @@ dpml_dot_f32(int64_t n, const double *w, const float *x)
 	return dpml_lanes_sum(&low, &high) + rest;
 }
 
+/* The same, and the sum of the squares of x. */
+DPML_INLINE double
+dpml_dot_square_f32(int64_t n, const double *w, const float *x, double *square)
+{
+	DpmlLanes	low = {0.0, 0.0, 0.0, 0.0};
+	DpmlLanes	high = {0.0, 0.0, 0.0, 0.0};
+	DpmlLanes	low_square = {0.0, 0.0, 0.0, 0.0};
+	DpmlLanes	high_square = {0.0, 0.0, 0.0, 0.0};
+	double		rest = 0.0;
+	double		rest_square = 0.0;
+	int64_t		i = 0;
+
+	for (; i + 8 <= n; i += 8)
+	{
+		DpmlLanes	x_low = DPML_LOAD_F32(x + i);
+		DpmlLanes	x_high = DPML_LOAD_F32(x + i + 4);
+
+		low += DPML_LOAD(w + i) * x_low;
+		high += DPML_LOAD(w + i + 4) * x_high;
+		low_square += x_low * x_low;
+		high_square += x_high * x_high;
+	}
+	for (; i < n; i++)
+	{
+		double		value = x[i];
+
+		rest += w[i] * value;
+		rest_square += value * value;
+	}
+	*square = dpml_lanes_sum(&low_square, &high_square) + rest_square;
+	return dpml_lanes_sum(&low, &high) + rest;
+}
+
 DPML_INLINE double
 dpml_dot_f64(int64_t n, const double *w, const double *x)
 {
@@ -78,6 +111,28 @@ dpml_dot_f64(int64_t n, const double *w, const double *x)
 	}
 	for (; i < n; i++)
 		rest += w[i] * x[i];
+	return dpml_lanes_sum(&low, &high) + rest;
+}
+
+/* The sum of the squares of x. */
+DPML_INLINE double
+dpml_square_f32(int64_t n, const float *x)
+{
+	DpmlLanes	low = {0.0, 0.0, 0.0, 0.0};
+	DpmlLanes	high = {0.0, 0.0, 0.0, 0.0};
+	double		rest = 0.0;
+	int64_t		i = 0;
+
+	for (; i + 8 <= n; i += 8)
+	{
+		DpmlLanes	x_low = DPML_LOAD_F32(x + i);
+		DpmlLanes	x_high = DPML_LOAD_F32(x + i + 4);
+
+		low += x_low * x_low;
+		high += x_high * x_high;
+	}
+	for (; i < n; i++)
+		rest += (double) x[i] * x[i];
 	return dpml_lanes_sum(&low, &high) + rest;
 }
 

@@ -14,6 +14,7 @@ from pg_dpml.blocks.query import record_of
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import has_probability
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import did_you_mean, shown
 from pg_dpml.tables.labels import LeftOut, count_undeclared, label_field
@@ -190,7 +191,7 @@ def _classification(query: _Query) -> tuple[Figures | None, int]:
         confusion=confusion,
         auc=auc,
         roc=roc,
-        calibration=_calibration(query) if query.model.loss in ("logistic", "softmax") else (),
+        calibration=_calibration(query) if has_probability(query.model.loss) else (),
     )
     return figures, without
 

@@ -28,7 +28,7 @@ from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import clipped_at_zero, loss_options
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import HUGE, Real, option
-from pg_dpml.training.plan import Plan, Problem, privacy_warnings
+from pg_dpml.training.plan import Plan, Problem, budget_warnings, privacy_warnings
 from pg_dpml.training.sgd import average_start
 from pg_dpml.training.shared_options import RegularisedOptions
 
@@ -52,9 +52,6 @@ STEPS = 60
 MOMENTUM = 0.9
 SPREAD = 1.5
 """The largest eigenvalue of normalised whitened rows, over its estimate."""
-
-WARN_BUDGET = 20.0
-"""n mu/D below which a model says little."""
 
 
 @dataclass(frozen=True)
@@ -323,12 +320,7 @@ def plan_of(
     budget: float,
 ) -> DescentPlan:
     """The plan of a descent with its noise."""
-    warnings = privacy_warnings(problem, privacy, delta)
-    if problem.n_units > 0 and budget < WARN_BUDGET:
-        warnings.append(
-            f"n mu/D = {budget:.2g} is little to learn from: expect a model that is mostly noise; "
-            "it takes more rows or a larger epsilon"
-        )
+    warnings = privacy_warnings(problem, privacy, delta) + budget_warnings(problem, budget)
     return DescentPlan(method, problem, descent, problem.guarantee(privacy, delta), noise, tuple(warnings))
 
 

@@ -19,14 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pg_dpml.privacy import resolution
-from pg_dpml.privacy.noise import steps as step_noise
-from pg_dpml.privacy.noise.steps import StepNoise
-from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training import shared_options
-from pg_dpml.training.losses import Clipped, clipped_at_zero, clipped_loss
-from pg_dpml.training.method import Card, Example, PrivateMethod, register
-from pg_dpml.training.noisy_steps import (
+from pg_dpml.methods.noisy_steps import (
     NoisyOptions,
     NoisyStepsPlan,
     plan_of,
@@ -37,6 +30,13 @@ from pg_dpml.training.noisy_steps import (
     require_schedule,
     sampling_of,
 )
+from pg_dpml.privacy import resolution
+from pg_dpml.privacy.noise import steps as step_noise
+from pg_dpml.privacy.noise.steps import StepNoise
+from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training import shared_options
+from pg_dpml.training.losses import Clipped, clipped_at_zero, clipped_loss
+from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import Choice, option
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.sgd import make_sgd

@@ -114,9 +114,12 @@ def plan_of_run(
     """The plan of a run that is charged; of two refusals of a small epsilon, that which names the larger."""
     problem = charged_problem(session, source, n_units, data, privacy)
     try:
-        return plan_problem(problem, privacy, training)
+        decided = plan_problem(problem, privacy, training)
     except ResolutionError as error:
         assert privacy is not None
         at_epsilon = partial(priced_at, problem, privacy, training)
         refusal = charging.refusal_of(session, source.table, data.dataset, error, at_epsilon, terms)
+    else:
+        decided.require_room(session, source)
+        return decided
     raise refusal

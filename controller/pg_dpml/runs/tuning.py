@@ -203,6 +203,8 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     plans = plan_candidates(
         source, sizes[:-1], data, replace(privacy, delta=privacy.delta_for(n_units)), grid
     )
+    for plan in plans:
+        plan.require_room(session, source)
     guarantees = [plan.guarantee for plan in plans if plan.guarantee is not None]
     assert len(guarantees) == len(plans)  # privacy is not None
     used = sizes[-1] * data.max_rows_per_unit

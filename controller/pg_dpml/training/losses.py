@@ -14,23 +14,62 @@ from pg_dpml.training.plan import Problem
 from pg_dpml.training.shared_options import ClippedOptions, LossOptions
 
 __all__ = [
+    "LOSS_OF_TASK",
     "Clipped",
     "choose_loss",
     "clipped_at_zero",
     "clipped_loss",
     "loss_options",
+    "losses_of",
 ]
 
 
-LOSS_OF_TASK = {
-    "binary": ("logistic", "huber_svm"),
-    "multiclass": ("softmax", "logistic", "huber_svm"),
-    "regression": ("squared",),
-}
-"""Losses of each task, the default first."""
+@dataclass(frozen=True)
+class LossUse:
+    """What training does with a loss.
 
-CLIP_AT_ZERO = {"logistic": 0.5, "squared": 0.5}
-"""Default clips of `clipped_at_zero`; a squared loss has no bound of its own, and takes the same."""
+    Attributes
+    ----------
+    tasks : tuple of str
+        "binary", "multiclass" or "regression".
+    clip_at_zero : float
+        Default clip of `clipped_at_zero`, in (0, inf]; infinity for none beyond the loss's own.
+    """
+
+    tasks: tuple[str, ...]
+    clip_at_zero: float = math.inf
+
+
+LOSSES = {
+    "softmax": LossUse(("multiclass",)),
+    "logistic": LossUse(("binary", "multiclass"), clip_at_zero=0.5),
+    "huber_svm": LossUse(("binary", "multiclass")),
+    "hinge": LossUse(("binary",)),
+    "squared": LossUse(("regression",), clip_at_zero=0.5),
+}
+"""Every loss, the default of a task before others of it; squared has no bound but its clip."""
+
+
+def losses_of(*tasks: str, smooth: bool = True) -> Mapping[str, tuple[str, ...]]:
+    """Losses of each of some tasks, the default first; with `smooth` those that have a gradient."""
+    return {
+        task: tuple(
+            kind
+            for kind, use in LOSSES.items()
+            if task in use.tasks and not (smooth and math.isinf(_smoothness(kind)))
+        )
+        for task in tasks
+    }
+
+
+def _smoothness(kind: str) -> float:
+    return Loss(kind, n_classes=2 if kind == "softmax" else 1).smoothness
+
+
+LOSS_OF_TASK = losses_of("binary", "multiclass", "regression")
+"""Losses of each task for a method that needs gradients."""
+
+CLIP_AT_ZERO = {kind: use.clip_at_zero for kind, use in LOSSES.items()}
 
 
 @dataclass(frozen=True)
@@ -55,7 +94,11 @@ class Clipped:
 
 
 def choose_loss(
-    problem: Problem, options: LossOptions, default_clips: Mapping[str, float], clip: float | None = None
+    problem: Problem,
+    options: LossOptions,
+    default_clips: Mapping[str, float],
+    clip: float | None = None,
+    losses: Mapping[str, tuple[str, ...]] = LOSS_OF_TASK,
 ) -> Loss:
     """The loss of a run, its derivative clipped at `clip`, or by default as `default_clips` says (else not).
 
@@ -64,7 +107,7 @@ def choose_loss(
     SpecError
         If the loss does not fit the task, or softmax is given a clip.
     """
-    allowed = LOSS_OF_TASK[problem.task]
+    allowed = losses[problem.task]
     kind = options.loss or allowed[0]
     if kind not in allowed:
         raise SpecError(f"loss for a {problem.task} label must be {' or '.join(allowed)}, not {kind}")

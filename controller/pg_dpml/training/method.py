@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from pg_dpml.errors import SpecError
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training.losses import LOSS_OF_TASK
 from pg_dpml.training.options import Option, Options
 from pg_dpml.training.plan import Plan, Problem
 
@@ -31,6 +32,7 @@ __all__ = [
     "methods",
     "private_methods",
     "register",
+    "require_loss",
 ]
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -95,6 +97,8 @@ class Method(ABC, Generic[O]):
         Its options.
     examples : tuple of Example
         At least one.
+    losses : mapping
+        Losses that it takes, by task, the default first; those with a gradient unless it says otherwise.
     """
 
     name: str
@@ -103,6 +107,7 @@ class Method(ABC, Generic[O]):
     cards: tuple[Card, ...]
     options: type[O]
     examples: tuple[Example, ...]
+    losses: Mapping[str, tuple[str, ...]] = LOSS_OF_TASK
 
     @abstractmethod
     def decide(self, problem: Problem, privacy: PrivacySpec | None, options: O) -> Plan:
@@ -129,6 +134,7 @@ class PrivateMethod(Method[O]):
                 f"method {self.name} needs epsilon: give one, such as --epsilon 1 (in Python "
                 "PrivacySpec(1)); a smaller one is a stronger guarantee, and more noise"
             )
+        require_loss(self, problem, options)
         return self.plan(problem, privacy, options)
 
     @abstractmethod
@@ -145,11 +151,34 @@ class Baseline(Method[O]):
         """As of `Method`; privacy is refused."""
         if privacy is not None:
             raise SpecError(f"method {self.name} is not private: leave epsilon and delta out")
+        require_loss(self, problem, options)
         return self.plan(problem, options)
 
     @abstractmethod
     def plan(self, problem: Problem, options: O) -> Plan:
         """Fix the passes from public numbers; errors as of `Method.decide`."""
+
+
+def require_loss(method: Method[Any], problem: Problem, options: Options) -> None:
+    """Refuse a loss that other methods take and this one does not, by their names.
+
+    Raises
+    ------
+    SpecError
+    """
+    loss = options.given().get("loss")
+    if loss is None or loss in method.losses.get(problem.task, ()):
+        return
+    able = [
+        name
+        for name, other in methods().items()
+        if other.private == method.private and loss in other.losses.get(problem.task, ())
+    ]
+    if able:
+        raise SpecError(
+            f"method = {method.name} does not take loss = {loss}: take another loss, "
+            f"or method = {' or '.join(able)}"
+        )
 
 
 _REGISTERED: dict[str, Method[Any]] = {}

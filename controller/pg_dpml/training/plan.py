@@ -15,14 +15,20 @@ from pg_dpml.privacy.noise.base import RunNoise
 from pg_dpml.spec.privacy import PrivacySpec
 
 if TYPE_CHECKING:
+    from pg_dpml.blocks.source import Source
+    from pg_dpml.database.session import Session
     from pg_dpml.training.job import Job, Result
 
 __all__ = [
     "Plan",
     "Problem",
     "Work",
+    "budget_warnings",
     "privacy_warnings",
 ]
+
+WARN_BUDGET = 20.0
+"""n mu/D below which a model says little."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,14 @@ class Plan(ABC):
         """False for baselines."""
         return self.guarantee is not None
 
+    def require_room(self, session: Session, source: Source) -> None:  # noqa: B027
+        """Refuse, before a charge, a run that the server has not enough memory for; most runs need none.
+
+        Raises
+        ------
+        SpecError
+        """
+
     @abstractmethod
     def run(self, job: Job) -> Result:
         """Take the passes on the packed rows and release the model."""
@@ -136,3 +150,13 @@ def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> li
     if privacy.epsilon > 20.0:
         found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
     return found
+
+
+def budget_warnings(problem: Problem, budget: float) -> list[str]:
+    """What is said of n mu/D, the number of units in units of the noise on a sum, where it is small."""
+    if problem.n_units == 0 or budget >= WARN_BUDGET:
+        return []
+    return [
+        f"n mu/D = {budget:.2g} is little to learn from: expect a model that is mostly noise; "
+        "it takes more rows or a larger epsilon"
+    ]

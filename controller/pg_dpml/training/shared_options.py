@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pg_dpml.kernels import DEFAULT_HUBER_H
+from pg_dpml.kernels import DEFAULT_HUBER_H, LOSS_KINDS
 from pg_dpml.training.options import HUGE, TINY, Choice, Flag, Options, Real, Whole, option
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "batch_size",
     "exponent",
     "fresh_order",
+    "lambda_",
     "loss",
     "momentum",
     "passes",
@@ -25,16 +26,22 @@ __all__ = [
     "schedule",
     "step_size",
     "tail",
+    "update_clip",
 ]
 
 
 def loss() -> Any:
     """Which loss is minimised."""
     return option(
-        Choice(("logistic", "huber_svm", "squared", "softmax")),
+        Choice(tuple(LOSS_KINDS)),
         "Loss that is minimised.",
         "by the label: logistic for two classes, softmax for several, squared for a number",
     )
+
+
+def lambda_(otherwise: str) -> Any:
+    """The regulariser."""
+    return option(Real(0.0, 1e6), "L2 regulariser, on every coefficient and the intercept.", otherwise)
 
 
 def passes(otherwise: str = "by method") -> Any:
@@ -77,7 +84,7 @@ def average() -> Any:
     return option(
         Choice(("none", "all", "tail")),
         "Release the last iterate, the mean of all, or the mean of the last --tail share.",
-        "tail in dp-gd and dp-sgd, else none",
+        "tail in dp-gd, dp-sgd, dp-scd and seq-dp-scd, else none",
     )
 
 
@@ -94,6 +101,15 @@ def fresh_order() -> Any:
 def exponent() -> Any:
     """Power of n in the offset of the decreasing schedules."""
     return option(Real(0.0, 1.0), "c of n^c in the decreasing schedules.", default=0.5)
+
+
+def update_clip() -> Any:
+    """Bound on the updates of coordinate descent."""
+    return option(
+        Real(TINY, HUGE),
+        "The most by which an update of coordinate descent changes its dual, or its coordinate.",
+        "by method, epsilon, passes and, in primal-dp-scd, features",
+    )
 
 
 @dataclass(frozen=True)
@@ -122,9 +138,7 @@ class ClippedOptions(LossOptions):
 class RegularisedOptions(ClippedOptions):
     """Options of methods with a regulariser."""
 
-    lambda_: float | None = option(
-        Real(0.0, 1e6), "L2 regulariser, on every coefficient and the intercept.", "0"
-    )
+    lambda_: float | None = lambda_("0")
 
 
 @dataclass(frozen=True)

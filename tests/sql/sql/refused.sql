@@ -1,6 +1,8 @@
 -- Calls that are refused, by errors that name the argument and quote no row.
 \set VERBOSITY terse
+SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "perceptron", "step_size": 0.5}') FROM points;
 SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "hinge", "step_size": 0.5}') FROM points;
+SELECT dpml.gram(block, '{0, 0}', '{"loss": "hinge"}') FROM blocks;
 SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "squared", "step_size": -1}') FROM points;
 SELECT dpml.sgd_epoch(ARRAY[a, b], y, NULL, '{"loss": "squared", "step_size": 0.5, "radios": 1}') FROM points;
 SELECT dpml.sgd_epoch(block_no, block, NULL, '{"loss": "squared", "step_size": 0.5}' ORDER BY block_no DESC) FROM blocks;

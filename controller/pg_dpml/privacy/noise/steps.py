@@ -14,6 +14,7 @@ from pg_dpml.kernels import MAX_POISSON_STEPS
 from pg_dpml.privacy import gaussian, knorm, resolution
 from pg_dpml.privacy.accounting import bst14, subsampled
 from pg_dpml.privacy.noise.base import Recorded
+from pg_dpml.privacy.noise.batches import accounted_sampling, largest_batch, sum_rounding
 from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, releases_of
 from pg_dpml.spec.relation import Relation
 
@@ -22,11 +23,9 @@ __all__ = [
     "bst14_multipliers",
     "calibrate_passes",
     "calibrate_poisson",
-    "largest_batch",
 ]
 
 
-ULP = 2.0**-52
 _UNLIKELY = 2.0**-30
 """Share of delta that is left to batches larger than `largest_batch`."""
 
@@ -58,7 +57,7 @@ class StepNoise(Recorded):
     n_weights : int
         Length of the weight vector.
     multipliers : mapping
-        BST14's noise multiplier by each account, to compare.
+        The noise by other accounts, to compare; `compared` has the words.
     score_stddev : float
         Of the noise that the steps add up to, in the score of a row of norm 1, if the curvature of the
         losses did not damp it: at most so much.
@@ -92,6 +91,10 @@ class StepNoise(Recorded):
     accounted_multiplier: float = 0.0
 
     damped: ClassVar[bool] = True
+    compared: ClassVar[str] = (
+        "noise on a sum, in units of that bound: {published:.3g} as published (delta/T a step), "
+        "{advanced:.3g} by strong composition with better deltas, {pld:.3g} by privacy loss distributions"
+    )
 
     @property
     def sum_stddev(self) -> float:
@@ -109,13 +112,23 @@ class StepNoise(Recorded):
         """What the noise is added to, in words."""
         return "every step's gradient"
 
+    @property
+    def noised(self) -> str:
+        """What of a batch carries noise, in words."""
+        return "sum"
+
+    @property
+    def numbers_of_step(self) -> int:
+        """Noisy numbers that one step releases."""
+        return self.n_weights
+
     def releases(self) -> GaussianRun | None:
         """All steps together. Source: privacy/README.md, "Noise at every step" and "Poisson batches"."""
         if self.kind != "gaussian" or self.scale == 0.0:
             return None
         if self.accounted_sampling is None:
-            return releases_of(self.mu, self.passes * self.n_weights)
-        numbers = self.steps * self.n_weights
+            return releases_of(self.mu, self.passes * self.numbers_of_step)
+        numbers = self.steps * self.numbers_of_step
         return PoissonSteps(
             self.accounted_multiplier,
             self.accounted_sampling,
@@ -142,30 +155,21 @@ class StepNoise(Recorded):
                 f"account by {account}"
             )
         found = [
-            ("Sensitivity", f"{self.sensitivity:.4g} (L2 distance one unit can move a batch's sum)"),
+            (
+                "Sensitivity",
+                f"{self.sensitivity:.4g} (L2 distance one unit can move a batch's {self.noised})",
+            ),
             (
                 "Noise",
-                f"{self.kind}, scale {self.scale:.4g} on every batch's sum, {self.noise_multiplier:.3g} "
-                f"times the bound on one unit's share: {batches}. It adds up to a standard deviation of at "
-                f"most {self.score_stddev:.3g} in the score of a row, less where the losses' curvature damps "
-                "it.",
+                f"{self.kind}, scale {self.scale:.4g} on every batch's {self.noised}, "
+                f"{self.noise_multiplier:.3g} times the bound on one unit's share: {batches}. It adds up to "
+                f"a standard deviation of at most {self.score_stddev:.3g} in the score of a row, less where "
+                "the losses' curvature damps it.",
             ),
         ]
         if self.multipliers:
-            found.append(
-                (
-                    "Accounts",
-                    "noise on a sum, in units of that bound: {published:.3g} as published (delta/T a step), "
-                    "{advanced:.3g} by strong composition with better deltas, {pld:.3g} by privacy loss "
-                    "distributions".format(**self.multipliers),
-                )
-            )
+            found.append(("Accounts", self.compared.format(**self.multipliers)))
         return tuple(found)
-
-
-def _sum_rounding(rows: float, row_bound: float) -> float:
-    """Rounding of two plain sums of so many gradients. Source: privacy/README.md, "Noise inside a pass"."""
-    return ULP * rows * (rows + 8.0) * row_bound
 
 
 def calibrate_passes(
@@ -226,36 +230,11 @@ def calibrate_passes(
         ratio = gaussian.gaussian_stddev(math.sqrt(passes), mu)
     else:
         ratio = knorm.knorm_scale(1.0, epsilon, n_weights, passes)
-    rounding = _sum_rounding(batch_rows, row_bound)
+    rounding = sum_rounding(batch_rows, row_bound)
     scale, calibrated, grid = resolution.step_room(kind, ratio, change, bound, rounding, n_weights)
     return StepNoise(
         kind, scale, scale / bound, change, calibrated, grid, steps, passes, None, "exact", n_weights, mu=mu
     )
-
-
-def largest_batch(n_units: int, sampling: float, probability: float) -> int:
-    """A number of units that one Poisson batch exceeds with at most a given probability.
-
-    Parameters
-    ----------
-    n_units : int
-    sampling : float
-        In (0, 1].
-    probability : float
-        In (0, 1).
-
-    Notes
-    -----
-    Bernstein's inequality: q n + x, x = l/3 + sqrt(l^2/9 + 2 l q n), l = ln(1/probability).
-    Source: privacy/README.md, "Noise inside a pass".
-    """
-    mean, log = sampling * n_units, -math.log(probability)
-    return min(n_units, math.ceil(mean + log / 3.0 + math.sqrt(log * log / 9.0 + 2.0 * log * mean)))
-
-
-def _accounted_sampling(sampling: float, n_units: int, steps: int) -> float:
-    """Probability with head room for the rounding of coins. Source: privacy/README.md, "Poisson batches"."""
-    return min(1.0, sampling * (1.0 + max(2.0**-20, 2.0**-50 * max(n_units, steps))))
 
 
 def _left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float, float]:
@@ -353,7 +332,7 @@ def calibrate_poisson(
     most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
     unlikely = 2.0 * _UNLIKELY * delta
     delta = _delta_of_steps(delta)
-    q = _accounted_sampling(sampling, n_units, steps)
+    q = accounted_sampling(sampling, n_units, steps)
     if accountant == "advanced":
         found = bst14.advanced_multiplier(epsilon, delta, q, steps, relation)
         name, warning = accountant, None
@@ -365,7 +344,7 @@ def calibrate_poisson(
                 "larger epsilon or delta, or fewer passes"
             )
         found, name, warning = accounted.noise_multiplier, accounted.accountant, accounted.warning
-    rounding = _sum_rounding(most * max_rows_per_unit, row_bound)
+    rounding = sum_rounding(most * max_rows_per_unit, row_bound)
     scale, calibrated, grid = resolution.step_room("gaussian", found, bound, bound, rounding, n_weights)
     change = relation.gradient_change(bound)
     noise = StepNoise(
@@ -390,7 +369,7 @@ def bst14_multipliers(
     -----
     Source: privacy/README.md, "BST14".
     """
-    q = _accounted_sampling(sampling, n_units, steps)
+    q = accounted_sampling(sampling, n_units, steps)
     arguments = (epsilon, _delta_of_steps(delta), q, steps, relation)
     return {
         "published": bst14.published_bst14_multiplier(*arguments),

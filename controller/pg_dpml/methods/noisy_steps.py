@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Steps that each carry noise: what all methods of that kind share."""
+"""Steps that each carry noise: what all methods of that kind share; no method itself is declared here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* Duals of packed rows: read from a bytea, kept in an aggregate's memory, and returned. */
+#include "duals.h"
+
+#include "catalog/pg_type.h"
+#include "utils/array.h"
+#include "utils/memutils.h"
+
+#include "row_store.h"
+#include "support.h"
+
+/* Before the numbers of a part, so that they are aligned; the last VARHDRSZ bytes of them are the bytea's header. */
+#define DUALS_BEFORE sizeof(double)
+
+/* What a part costs beside its numbers: the array's entry, and what is before the numbers. */
+#define PART_COST (sizeof(char *) + DUALS_BEFORE)
+
+static const char what[] = "the duals";
+
+DPML_FUNCTION(dpml_duals_sql);
+
+/* No duals yet, in zeroed memory; hint is kept. */
+void
+dpml_duals_start(DpmlDuals *duals, MemoryContext context, const char *hint)
+{
+	duals->context = context;
+	duals->hint = hint;
+}
+
+/* The bytes of n_rows float8 numbers in an argument, which have no alignment; NULL is NULL. */
+const char *
+dpml_duals_argument(const NullableDatum *argument, int32 n_rows)
+{
+	bytea	   *bytes;
+
+	if (argument->isnull)
+		return NULL;
+	bytes = DatumGetByteaPP(argument->value);
+	if (VARSIZE_ANY_EXHDR(bytes) != (Size) n_rows * sizeof(double))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("duals must be null or have %zu bytes, 8 for each row of the block, not %zu",
+						(Size) n_rows * sizeof(double), (Size) VARSIZE_ANY_EXHDR(bytes))));
+	return VARDATA_ANY(bytes);
+}
+
+/* Room for the duals of a block. */
+static char *
+new_part(DpmlDuals *duals, Size n_rows)
+{
+	char	   *part;
+
+	dpml_count_memory(&duals->used, PART_COST + n_rows * sizeof(double), what, duals->hint);
+	duals->parts = dpml_reserve(duals->context, duals->parts, duals->n_parts + 1, &duals->max_parts);
+	part = MemoryContextAllocHuge(duals->context, DUALS_BEFORE + n_rows * sizeof(double));
+	duals->parts[duals->n_parts++] = part;
+	return part;
+}
+
+static void
+set_length(char *part, Size n_rows)
+{
+	SET_VARSIZE(part + DUALS_BEFORE - VARHDRSZ, VARHDRSZ + n_rows * sizeof(double));
+}
+
+/* A part for the duals of a block, which the caller writes. */
+double *
+dpml_duals_add(DpmlDuals *duals, int32 n_rows)
+{
+	char	   *part = new_part(duals, (Size) n_rows);
+
+	set_length(part, (Size) n_rows);
+	return (double *) (part + DUALS_BEFORE);
+}
+
+/* The dual of row `row`, the next one, in a part of all rows.  The pointer is good until the next call. */
+double *
+dpml_duals_append(DpmlDuals *duals, int64 row, double dual)
+{
+	double	   *room;
+
+	if (row >= duals->max_rows)
+	{
+		int64		more = Max(duals->max_rows, 1024);
+
+		if (duals->n_parts == 0)
+			(void) new_part(duals, (Size) more);
+		else
+		{
+			Size		size = DUALS_BEFORE + (Size) (duals->max_rows + more) * sizeof(double);
+
+			dpml_count_memory(&duals->used, (Size) more * sizeof(double), what, duals->hint);
+			if (size > MaxAllocSize)
+				ereport(ERROR,
+						(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+						 errmsg("the duals of %lld rows are too large for one bytea", (long long) row + 1),
+						 errhint("Pack the rows by dpml.pack, and use the form of dpml.scd_epoch over blocks.")));
+			duals->parts[0] = repalloc_huge(duals->parts[0], size);
+		}
+		duals->max_rows += more;
+	}
+	set_length(duals->parts[0], (Size) row + 1);
+	room = (double *) (duals->parts[0] + DUALS_BEFORE) + row;
+	*room = dual;
+	return room;
+}
+
+/* The numbers of a part. */
+double *
+dpml_duals_of(const DpmlDuals *duals, int64 part)
+{
+	Assert(part >= 0 && part < duals->n_parts);
+	return (double *) (duals->parts[part] + DUALS_BEFORE);
+}
+
+/* All parts as a bytea[]. */
+Datum
+dpml_duals_result(const DpmlDuals *duals)
+{
+	Datum	   *elements;
+	Size		size = 0;
+
+	if (duals->n_parts == 0)
+		return PointerGetDatum(construct_empty_array(BYTEAOID));
+	elements = MemoryContextAllocHuge(CurrentMemoryContext, (Size) duals->n_parts * sizeof(Datum));
+	for (int64 i = 0; i < duals->n_parts; i++)
+	{
+		elements[i] = PointerGetDatum(duals->parts[i] + DUALS_BEFORE - VARHDRSZ);
+		size += INTALIGN(VARSIZE(DatumGetPointer(elements[i])));
+	}
+	/* the array is part of a row, whose header is less than a page */
+	if (size > MaxAllocSize - BLCKSZ)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("the duals need %zu bytes, and a result of dpml.scd_epoch has room for %zu",
+						size, (Size) MaxAllocSize - BLCKSZ),
+				 errhint("Use fewer rows: each needs 8 bytes.")));
+	return PointerGetDatum(construct_array(elements, (int) duals->n_parts, BYTEAOID, -1, false, TYPALIGN_INT));
+}
+
+/* (duals bytea) -> float8[] */
+Datum
+dpml_duals_sql(PG_FUNCTION_ARGS)
+{
+	bytea	   *bytes = PG_GETARG_BYTEA_PP(0);
+	Size		size = VARSIZE_ANY_EXHDR(bytes);
+	double	   *numbers;
+
+	if (size % sizeof(double) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("duals must have 8 bytes for each row, and %zu is no multiple of 8", size)));
+	if (size == 0)
+		PG_RETURN_ARRAYTYPE_P(construct_empty_array(FLOAT8OID));
+	numbers = palloc(size);
+	memcpy(numbers, VARDATA_ANY(bytes), size);
+	PG_RETURN_ARRAYTYPE_P(dpml_float8_array(numbers, size / sizeof(double)));
+}

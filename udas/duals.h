@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: PostgreSQL */
+/* Duals as SQL values: a bytea holds float8 numbers in the machine's byte order, one for each row of a block. */
+#ifndef DPML_DUALS_H
+#define DPML_DUALS_H
+
+#include "compat.h"
+
+/* The duals that a pass returns: a bytea for each block, or a single one for rows that come one by one. */
+typedef struct DpmlDuals
+{
+	MemoryContext context;
+	const char *hint;			/* how to need less memory */
+	char	  **parts;			/* in each the numbers begin DUALS_BEFORE bytes on, just behind a bytea's header */
+	int64		n_parts;
+	int64		max_parts;		/* room in parts */
+	int64		max_rows;		/* room in the single part that rows are appended to */
+	Size		used;			/* bytes */
+} DpmlDuals;
+
+extern void dpml_duals_start(DpmlDuals *duals, MemoryContext context, const char *hint);
+extern const char *dpml_duals_argument(const NullableDatum *argument, int32 n_rows);
+extern double *dpml_duals_add(DpmlDuals *duals, int32 n_rows);
+extern double *dpml_duals_append(DpmlDuals *duals, int64 row, double dual);
+extern double *dpml_duals_of(const DpmlDuals *duals, int64 part);
+extern Datum dpml_duals_result(const DpmlDuals *duals);
+
+#endif
