@@ -83,12 +83,13 @@ class Run:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], delta: float | None) -> Iterator[Run]:
-        """The runs of one table of a file: one for each epsilon, if it lists several."""
-        own = {name: given[name] for name in ("method", "goal") if name in given}
-        options = {name: value for name, value in given.items() if name not in (*own, "epsilon")}
-        epsilons = given.get("epsilon")
-        for epsilon in epsilons if isinstance(epsilons, list) else [epsilons]:
-            yield cls(epsilon=epsilon, delta=delta, options=options, **own)
+        """The runs of one table of a file: one for each epsilon, with its goal, if it lists several."""
+        options = {name: given[name] for name in given if name not in ("method", "epsilon", "goal")}
+        epsilons, goals = given.get("epsilon"), given.get("goal")
+        if not isinstance(epsilons, list):
+            epsilons, goals = [epsilons], [goals]
+        for epsilon, goal in zip(epsilons, goals or [None] * len(epsilons), strict=True):
+            yield cls(given["method"], epsilon, delta, goal, options)
 
     @property
     def title(self) -> str:

@@ -108,7 +108,7 @@ method = "dp-sgd"
 epsilon = [0.5, 2.0]
 loss = "huber_svm"
 lambda = 0.01
-goal = 60.0
+goal = [60.0, 70.0]
 """
     spec = SPEC.replace("\n[[run]]", f"\n{grid}\n[[run]]", 1).replace("GOAL", "0.0")
     (tiny / "tiny.toml").write_text(spec, encoding="utf-8")
@@ -119,7 +119,7 @@ goal = 60.0
     assert plain.privacy is None
     assert last.privacy == PrivacySpec(2.0, 0.001)
     assert dict(first.spec.given()) == {"loss": "huber_svm", "lambda_": 0.01}
-    assert (first.goal, plain.goal, last.goal) == (60.0, 55.0, 0.0)
+    assert (first.goal, second.goal, plain.goal, last.goal) == (60.0, 70.0, 55.0, 0.0)
 
 
 def test_a_misspelt_option_of_a_run_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
