@@ -52,6 +52,7 @@ FOR_ANALYSTS = {
 FOR_BOTH = {"drop_model(text)"}
 FOR_CURATORS = {
     "budgets_on(oid[])",
+    "duals(bytea)",
     "encode(jsonb,record)",
     "encode(jsonb,record,boolean)",
     "gradient(bytea,double precision[],jsonb)",
@@ -65,6 +66,9 @@ FOR_CURATORS = {
     "pack(bytea,integer,integer)",
     "poisson_steps(bytea,integer,double precision)",
     "rows(bytea)",
+    "scd_epoch(double precision[],double precision,double precision,double precision[],jsonb)",
+    "scd_epoch(integer,bytea,bytea,dpml.scd_pass,jsonb)",
+    "scd_gap(bytea,bytea,double precision[],jsonb)",
     "sgd_epoch(double precision[],double precision,double precision[],jsonb)",
     "sgd_epoch(integer,bytea,dpml.epoch,jsonb)",
     "sgd_poisson(integer,bytea,dpml.epoch,jsonb)",
@@ -141,7 +145,7 @@ def functions(connection: psycopg.Connection, condition: str) -> set[str]:
         "WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e')) "
         f"AND ({condition})".encode()
     ).fetchall()
-    return {re.sub(r"\bepoch\b", "dpml.epoch", name) for (name,) in rows}
+    return {re.sub(r"\b(epoch|scd_pass)\b", r"dpml.\1", name) for (name,) in rows}
 
 
 def test_who_may_call_what(connection: psycopg.Connection) -> None:
