@@ -736,8 +736,8 @@ MUTANTS = [
     Mutant(
         "realised-batch-size-in-an-update",
         KERNELS,
-        "factor = options->sequential ? 1.0 : (double) options->batch_size;",
-        "factor = options->sequential ? 1.0 : (double) state->in_batch;",
+        "factor = options->sequential ? 1.0 : (double) options->batch_size * options->max_rows_per_unit;",
+        "factor = options->sequential ? 1.0 : (double) state->in_batch * options->max_rows_per_unit;",
         f"{TEST_COORDINATES}::test_a_unit_moves_a_step_by_at_most_the_clip[hinge-1]",
     ),
     Mutant(
