@@ -846,10 +846,10 @@ CREATE AGGREGATE dpml.scd_gap(block bytea, duals bytea, v float8[], options json
 	FINALFUNC = dpml.scd_gap_final, PARALLEL = SAFE
 );
 COMMENT ON AGGREGATE dpml.scd_gap(bytea, bytea, float8[], jsonb) IS
-'{sum of losses at v / (lambda rows), sum of dual values, rows} over packed blocks; not private: it carries no noise
-With n = rows and w = v / (lambda n) the primal objective is the first / n + lambda/2 ||w||^2, and the dual one is the
-second / n - lambda/2 ||w||^2; their difference is the duality gap. Where duals are not feasible, the second is
--Infinity. See also: scd.';
+'{sum of losses at v / (lambda rows), sum of dual values, rows} over packed blocks; not private: no noise
+With n = rows and w = v / (lambda n), the primal objective is the first / n + lambda/2 ||w||^2, the dual objective the
+second / n - lambda/2 ||w||^2, and their difference the duality gap. The sum of dual values is -Infinity where duals
+are not feasible.';
 GRANT EXECUTE ON FUNCTION dpml.scd_gap(bytea, bytea, float8[], jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.duals(duals bytea) RETURNS float8[]
@@ -1075,6 +1075,7 @@ loss (squared, logistic, huber_svm, hinge), lambda and rows are required; rows i
 huber_h (0.5); batch_size (1): rows that change at once; sequential (false): they see each other''s changes
 update_clip: bound on the change of a dual; exact (false): solve the logistic loss to convergence, not by one step
 features; clip_rows (true); max_rows_per_unit: as in the topic options
+Without noise, number the blocks anew, at random, for every pass: it converges much faster.
 noise (none): gaussian, fresh in every batch, of noise_scale on its change of v; dual_noise (false): on duals, too
 sampling, steps: Poisson batches of rows that are held in memory (dpml.work_mem), as in the topic poisson'),
 ('options',

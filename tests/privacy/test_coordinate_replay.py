@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import replay_scd
 from scipy import stats
 
 import replay
+import replay_scd
 from attacks import shown_delta, shown_epsilon
 from kernel_job import KernelJob
 from neighbours import LONGEST_ROW, FloatArray, Table
@@ -57,6 +57,7 @@ def kernel_options(scd: Scd, n_units: int = UNITS) -> dict[str, Any]:
         "update_clip": scd.update_clip,
         "batch_size": scd.batch_size,
         "by_unit": scd.max_rows_per_unit is not None,
+        "max_rows_per_unit": scd.max_rows_per_unit or 1,
         "sequential": scd.sequential,
         "exact": scd.exact,
     }
@@ -91,8 +92,9 @@ def random_labels(rng: np.random.Generator, n: int) -> FloatArray:
 
 def random_duals(rng: np.random.Generator, labels: FloatArray) -> FloatArray:
     """As a run leaves them: within their range, at its ends, or beyond it by noise."""
-    inside = labels * rng.choice([0.0, 1.0, rng.random()], size=len(labels))
-    return inside + rng.choice([0.0, 0.0, 3.0]) * rng.normal(size=len(labels))
+    duals: FloatArray = labels * rng.choice([0.0, 1.0, rng.random()], size=len(labels))
+    duals += rng.choice([0.0, 0.0, 3.0]) * rng.normal(size=len(labels))
+    return duals
 
 
 def step(scd: Scd, table: Table, v: FloatArray, duals: FloatArray) -> replay_scd.Pass:
