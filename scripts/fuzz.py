@@ -32,11 +32,12 @@ CORPUS = FUZZ / "corpus"
 # Target and the files of the server's glue that it needs, which need the server's headers.
 TARGETS: dict[str, tuple[str, ...]] = {
     "block": (),
-    "options": ("json.c", "options.c", "options_gradient.c", "options_sgd.c"),
+    "options": ("json.c", "options.c", "options_gradient.c", "options_scd.c", "options_sgd.c"),
+    "scd": (),
     "spec": ("json.c", "spec.c"),
 }
 PG_MAJOR = 16
-LONGEST_INPUT = {"block": 256, "options": 128, "spec": 192}  # so that a corpus stays small
+LONGEST_INPUT = {"block": 256, "options": 128, "scd": 256, "spec": 192}  # so that a corpus stays small
 
 # A target chooses how far it is optimised, and sees the symbols of the code it runs.
 FLAGS = (

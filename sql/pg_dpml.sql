@@ -1075,12 +1075,11 @@ SELECT (r).* FROM (SELECT dpml.scd_epoch(b.block_no, b.block, d.duals, (SELECT p
   ''{"loss": "logistic", "lambda": 0.001, "rows": 1000, "exact": true}'' ORDER BY b.block_no) AS r
   FROM blocks AS b LEFT JOIN duals AS d USING (block_no)) s
 (r).duals[block_no + 1] are the duals of a block after the pass. dpml.scd_gap says how far the optimum is.
-Keys of the options, a JSON object: loss (required): squared, logistic, huber_svm or hinge; huber_h (0.5)
-lambda (required), rows (required): n, what the loss is a mean of; batch_size (1): L, rows that change at once
-sequential (false): rows of a batch see each other''s changes; update_clip: bound C on the change of a dual
-exact (false): solve the logistic loss to convergence, not by one step; features; clip_rows (true)
-max_rows_per_unit: as in the topic options. Without noise, number the blocks anew, at random, for every pass:
-  it converges much faster
+loss (squared, logistic, huber_svm, hinge), lambda and rows are required; rows is n, what the loss is a mean of
+huber_h (0.5); batch_size (1): rows that change at once; sequential (false): they see each other''s changes
+update_clip: bound on the change of a dual; exact (false): solve the logistic loss to convergence, not by one step
+features; clip_rows (true); max_rows_per_unit: as in the topic options
+Without noise, number the blocks anew, at random, for every pass: it converges much faster.
 noise (none): gaussian, fresh in every batch, of noise_scale on its change of v; dual_noise (false): on duals, too
 sampling, steps: Poisson batches of rows that are held in memory (dpml.work_mem), as in the topic poisson'),
 ('options',

@@ -12,7 +12,7 @@ from sqltools import scalar
 
 TOPICS = (
     *("train", "predict", "evaluate", "sgd_epoch", "poisson", "gradient", "pack", "loss", "options", "spec"),
-    *("models", "ledger", "requests", "privacy"),
+    *("models", "ledger", "requests", "privacy", "scd", "scd_epoch", "scd_gap"),
 )
 
 
@@ -82,6 +82,10 @@ def test_every_key_has_help(connection: psycopg.Connection) -> None:
         assert len(sums) >= 3
         for key in sums:
             assert re.search(rf"\b{key}\b", help_of(connection, call)), key
+    descent = keys(connection, "SELECT dpml.scd_epoch('{1}'::float8[], 1, 0, NULL, '{\"?\": 1}')")
+    assert len(descent) > 10
+    for key in set(descent) - {"classes", "clip"}:  # coordinate descent rejects them
+        assert re.search(rf"\b{key}\b", help_of(connection, "scd")), key
     spec = keys(connection, "SELECT dpml.encode('{\"?\": 1}', ROW(1))")
     for key in {*spec, "numeric", "boolean", "category", "array", "classes", "number", "standard", "clip"}:
         assert re.search(rf"\b{key}\b", help_of(connection, "spec")), key

@@ -59,24 +59,6 @@ make_choices(const uint8_t *data)
 	return choices;
 }
 
-/* n numbers around 0, some of them 0. */
-static double *
-numbers(int64_t n)
-{
-	double	   *values = allocate((size_t) n * sizeof(double));
-
-	for (int64_t i = 0; i < n; i++)
-		values[i] = (double) ((i * 37 + 11) % 23 - 11) / 16.0;
-	return values;
-}
-
-static void
-require_same(int64_t n, const double *a, const double *b)
-{
-	for (int64_t i = 0; i < n; i++)
-		REQUIRE(a[i] == b[i] || (isnan(a[i]) && isnan(b[i])));
-}
-
 static int32_t
 piece_of(const Choices *choices, const DpmlBlock *block, int32_t i)
 {

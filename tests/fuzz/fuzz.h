@@ -78,4 +78,22 @@ allocate(size_t size)
 	return memory;
 }
 
+/* n numbers around 0, some of them 0. */
+static inline double *
+numbers(int64_t n)
+{
+	double	   *values = allocate((size_t) n * sizeof(double));
+
+	for (int64_t i = 0; i < n; i++)
+		values[i] = (double) ((i * 37 + 11) % 23 - 11) / 16.0;
+	return values;
+}
+
+static inline void
+require_same(int64_t n, const double *a, const double *b)
+{
+	for (int64_t i = 0; i < n; i++)
+		REQUIRE(a[i] == b[i] || (isnan(a[i]) && isnan(b[i])));
+}
+
 #endif

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "options_gradient.h"
+#include "options_scd.h"
 #include "options_sgd.h"
 
 #include "kernels/block.h"
@@ -21,15 +22,16 @@ static const char *const words[] = {
 	"gradient_clip",
 	"momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip", "loss_clip",
 	"logistic", "huber_svm", "squared", "softmax", "hinge", "constant", "decreasing", "sqrt_decreasing", "strongly_convex",
-	"inverse_sqrt", "none", "gaussian", "k-norm", ""
+	"inverse_sqrt", "none", "gaussian", "k-norm", "sequential", "update_clip", "dual_noise", "exact", ""
 };
 
 typedef struct Parsed
 {
-	int			kind;			/* 0 - 3: enum DpmlSgdUse; 4: of dpml.gradient; 5: of the Hessian */
+	int			kind;			/* 0 - 3: enum DpmlSgdUse; 4: dpml.gradient; 5: the Hessian; 6 - 8: enum DpmlScdUse */
 	DpmlPassOptions pass;
 	DpmlSgdPassOptions options;
 	DpmlGradientOptions gradient;
+	DpmlScdPassOptions scd;
 	DpmlLoss	loss;
 } Parsed;
 
@@ -42,8 +44,10 @@ parse_any(Jsonb *json, void *argument)
 		dpml_sgd_options_parse(&parsed->pass, &parsed->options, json, (DpmlSgdUse) parsed->kind);
 	else if (parsed->kind == 4)
 		dpml_gradient_options_parse(&parsed->gradient, json);
-	else
+	else if (parsed->kind == 5)
 		dpml_hessian_options_parse(&parsed->loss, json);
+	else
+		dpml_scd_options_parse(&parsed->pass, &parsed->scd, json, (DpmlScdUse) (parsed->kind - 6));
 	return parsed;
 }
 
@@ -82,11 +86,44 @@ run_pass(DpmlSgdOptions options, int32 n_features)
 	free(memory);
 }
 
+/* What was accepted keeps its domains, and makes a pass. */
+static void
+run_scd(DpmlScdPassOptions options, int32 n_features)
+{
+	static const uint8_t key[32] = {4};
+	DpmlScdStart start = {.key = key};
+	DpmlScdOptions *scd = &options.scd;
+	DpmlScd		state;
+	double		dual = 0.0;
+	double	   *x;
+	void	   *memory;
+
+	REQUIRE(scd->loss.n_classes == 1 && scd->loss.clip == HUGE_VAL && scd->loss.kind != DPML_SOFTMAX);
+	REQUIRE(scd->lambda > 0.0 && scd->n >= 1.0 && scd->batch_size >= 1 && scd->max_rows_per_unit >= 1);
+	REQUIRE((scd->noise != DPML_NO_NOISE) == (scd->noise_scale > 0.0) && scd->noise != DPML_KNORM);
+	REQUIRE(scd->noise == DPML_NO_NOISE ? !scd->dual_noise : scd->update_clip < HUGE_VAL);
+	REQUIRE((options.sampling > 0.0) == (options.steps > 0));
+	scd->n_features = n_features > 0 ? n_features : 5;
+	if (scd->n_features > MOST_WEIGHTS)
+		return;
+	memory = allocate(dpml_scd_memory(scd));
+	x = allocate(scd->n_features * sizeof(double));
+	x[0] = 0.5;
+	dpml_scd_start(&state, scd, memory, &start);
+	for (int i = 0; i < ROWS; i++)
+		dpml_scd_row(&state, x, i % 3 - 1, &dual);
+	REQUIRE(dpml_scd_valid(&state));
+	dpml_scd_finish(&state);
+	REQUIRE(state.rows == ROWS && state.steps >= 1 && state.steps <= ROWS && isfinite(dual));
+	free(x);
+	free(memory);
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	Bytes		bytes = {data, size};
-	Parsed		parsed = {.kind = choose(&bytes, 6)};
+	Parsed		parsed = {.kind = choose(&bytes, 9)};
 	Jsonb	   *json = make_document(&bytes, words, lengthof(words));
 
 	if (parse(parse_any, json, &parsed) != NULL)
@@ -94,7 +131,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		const DpmlSgdOptions *sgd = &parsed.options.sgd;
 		const DpmlGradientOptions *gradient = &parsed.gradient;
 
-		check_loss(parsed.kind < 4 ? &sgd->loss : parsed.kind == 4 ? &gradient->loss : &parsed.loss);
+		if (parsed.kind >= 6)
+			run_scd(parsed.scd, parsed.pass.n_features);
+		else
+			check_loss(parsed.kind < 4 ? &sgd->loss : parsed.kind == 4 ? &gradient->loss : &parsed.loss);
 		if (parsed.kind < 4)
 		{
 			REQUIRE(sgd->batch_size >= 1 && sgd->lambda >= 0.0 && sgd->radius > 0.0 && sgd->gradient_clip > 0.0);

@@ -88,6 +88,24 @@ PLANTED = [
         "for (int32_t i = first; i <= first + n; i++)",
         "overflow",
     ),
+    (
+        *("scd", "kernels/scd.c"),
+        "i < first + n; i++)\n\t{\n\t\tRow\t\t\trow = block_row(block, i);\n\n\t\tbegin_row",
+        "i <= first + n; i++)\n\t{\n\t\tRow\t\t\trow = block_row(block, i);\n\n\t\tbegin_row",
+        "overflow",
+    ),
+    (
+        *("scd", "kernels/poisson.c"),
+        "memcpy((unsigned char *) record - DPML_RECORD_DUAL, &dual",
+        "memcpy((unsigned char *) record - 2 * DPML_RECORD_DUAL, &dual",
+        "heap-buffer-overflow",
+    ),
+    (
+        *("scd", "kernels/scd.c"),
+        "if (block->n_features != state->options.n_features)",
+        "if (0)",
+        "heap-buffer-overflow",
+    ),
     ("spec", "kernels/encode.c", "i < image->rows; i++", "i <= image->rows; i++", "overflow"),
     ("spec", "kernels/encode.c", "target_norm = 1.0 - 0x1p-19", "target_norm = 1.0 + 0x1p-19", "not so"),
     (

@@ -113,8 +113,8 @@ dpml_scd_valid(const DpmlScd *state)
 	(void) place_arrays(&placed, options, (uintptr_t) state->v);
 	return placed.v == state->v && placed.change == state->change && placed.noise == state->noise &&
 		placed.rng == state->rng && options->n_features >= 1 && options->n_features <= DPML_MAX_FEATURES &&
-		options->loss.n_classes == 1 && options->batch_size >= 1 && options->max_rows_per_unit >= 1 && state->steps >= 0 && state->rows >= 0 &&
-		state->in_batch >= 0 && state->in_batch <= options->batch_size &&
+		options->loss.n_classes == 1 && options->batch_size >= 1 && options->max_rows_per_unit >= 1 &&
+		state->steps >= 0 && state->rows >= 0 && state->in_batch >= 0 && state->in_batch <= options->batch_size &&
 		(options->noise == DPML_NO_NOISE || state->grid > 0.0);
 }
 

@@ -40,3 +40,20 @@ SELECT (r).* FROM (SELECT dpml.gram(block, '{0,0}', '{"loss": "squared"}') AS r 
 -- Of Poisson batches only the numbers of steps and rows are not random.
 SELECT (r).steps, (r).rows FROM (SELECT dpml.sgd_poisson(block_no, block, NULL, '{"loss": "squared", "step_size": 0.5,
 	"steps": 4, "sampling": 0.5, "batch_size": 2}' ORDER BY block_no) AS r FROM blocks) AS s;
+
+-- Coordinate descent: y times the dual of the hinge rises from 0 to its bound 1 in each row, and v is the sum of dual
+-- times row. With update_clip no dual of the squared loss moves further than 1/4.
+SELECT (r).v, (r).steps, (r).rows, dpml.duals((r).duals[1]) FROM (SELECT dpml.scd_epoch(ARRAY[a, b], sign(y), NULL, NULL,
+	'{"loss": "hinge", "lambda": 1, "rows": 4}' ORDER BY id) AS r FROM points) AS s;
+CREATE TABLE pass AS SELECT dpml.scd_epoch(block_no, block, NULL, NULL,
+	'{"loss": "squared", "lambda": 0.25, "rows": 4, "update_clip": 0.25}' ORDER BY block_no) AS r FROM blocks;
+SELECT (r).v, (r).steps, (r).rows, dpml.duals((r).duals[1]) AS first, dpml.duals((r).duals[2]) AS second FROM pass;
+SELECT dpml.scd_gap(block, NULL, '{0,0}', '{"loss": "squared", "lambda": 0.25, "rows": 4}') FROM blocks;
+
+-- The second pass goes on with v, steps and the duals of each block.
+SELECT (r).steps, (r).rows, cardinality((r).duals) FROM (SELECT dpml.scd_epoch(block_no, block,
+	(SELECT (r).duals[block_no + 1] FROM pass), (SELECT r FROM pass), '{"loss": "squared", "lambda": 0.25, "rows": 4}'
+	ORDER BY block_no) AS r FROM blocks) AS s;
+SELECT (r).steps, (r).rows FROM (SELECT dpml.scd_epoch(block_no, block, NULL, NULL, '{"loss": "hinge", "lambda": 1,
+	"rows": 4, "steps": 4, "sampling": 0.5, "batch_size": 2, "noise": "gaussian", "noise_scale": 1, "update_clip": 1}'
+	ORDER BY block_no) AS r FROM blocks) AS s;
