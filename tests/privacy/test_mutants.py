@@ -263,10 +263,17 @@ MUTANTS = [
     ),
     Mutant(
         "rows-of-a-unit-in-several-batches",
-        KERNELS,
+        "udas/kernels/sgd.c",
         "if (state->in_batch > 0 && !starts_unit)",
         "if (state->in_batch > 0 && !starts_unit && state->in_batch < state->options.batch_size)",
         f"{TEST_REPLAY}::test_worst_unit_reaches_its_sensitivity",
+    ),
+    Mutant(
+        "rows-of-a-unit-in-several-batches-of-duals",
+        "udas/kernels/scd.c",
+        "if (state->in_batch > 0 && !starts_unit)",
+        "if (state->in_batch > 0 && !starts_unit && state->in_batch < state->options.batch_size)",
+        "tests/kernels/test_scd.py::test_units_stay_in_one_batch",
     ),
     Mutant(
         "noise-of-a-step-again",
