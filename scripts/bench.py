@@ -397,9 +397,9 @@ class Bench:
             start_run(session)
             packed = packing.pack(session, resolved)
 
-            def passes(chosen: TrainSpec) -> Callable[[], object]:
-                privacy = None if chosen.method == "scd" else PrivacySpec(1.0)
-                decided = pg_dpml.plan(self.dsn, spec(), privacy, chosen)
+            def passes(side: TrainSpec) -> Callable[[], object]:
+                privacy = PrivacySpec(1.0) if side.chosen.private else None
+                decided = pg_dpml.plan(self.dsn, spec(), privacy, side)
                 job = Job(Blocks(session, resolved, packed), decided, lambda *_: None)
                 if isinstance(decided.work, Scd):
                     return partial(scd.run_passes, job, decided.work)

@@ -59,7 +59,7 @@ def default_methods() -> tuple[str, ...]:
 
     Of those that are not private it is `lbfgs` alone: the minimiser, against which privacy costs accuracy.
     """
-    return tuple(method for method in registered() if method not in ("noiseless", "scd"))
+    return tuple(name for name, method in registered().items() if method.private or name == "lbfgs")
 
 
 @dataclass(frozen=True)
