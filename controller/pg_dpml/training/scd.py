@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.blocks.packing import row_bytes
+from pg_dpml.blocks.packing import rows_in_memory
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.session import Session, sql
@@ -282,17 +282,11 @@ def require_room(session: Session, source: Source, problem: Problem) -> None:
     -----
     Source: privacy/README.md, "Poisson batches".
     """
-    used = problem.n_units * problem.max_rows_per_unit * (_BYTES_OF_ROW + row_bytes(source))
-    (fits, most) = session.fetch_one(
-        sql.SQL(
-            "SELECT %(used)s <= pg_catalog.pg_size_bytes(s.most), s.most "
-            "FROM (SELECT pg_catalog.current_setting('dpml.work_mem', true) AS most) AS s"
-        ),
-        {"used": used},
-    )
-    if fits is False:
+    n_rows = problem.n_units * problem.max_rows_per_unit
+    needed = rows_in_memory(session, source, n_rows, _BYTES_OF_ROW)
+    if needed.fits is False:
         raise SpecError(
-            f"batches drawn at random need all rows in memory, {math.ceil(used / 2**20):,} MB, and "
-            f"dpml.work_mem is {most}: set it higher for the role that trains (ALTER ROLE ... SET "
+            f"batches drawn at random need all rows in memory, {math.ceil(needed.size / 2**20):,} MB, and "
+            f"dpml.work_mem is {needed.limit}: set it higher for the role that trains (ALTER ROLE ... SET "
             "dpml.work_mem), or take another method, such as dp-sgd"
         )

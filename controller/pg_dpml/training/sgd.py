@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.blocks.packing import row_bytes
+from pg_dpml.blocks.packing import rows_in_memory
 from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.session import sql
 from pg_dpml.errors import RunFailedError, SpecError
@@ -307,17 +307,10 @@ def _pass_statement(sgd: Sgd, *, in_memory: bool) -> sql.SQL:
 
 
 def _fits_in_memory(job: Job) -> bool:
-    """Whether `dpml.sgd_poisson` could hold all rows, however long they are: the choice is public.
-
-    Source: privacy/README.md, "Poisson batches".
-    """
-    problem = job.plan.problem
-    used = problem.n_units * problem.max_rows_per_unit * (_BYTES_OF_ROW + row_bytes(job.blocks.source))
-    (fits,) = job.blocks.session.fetch_one(
-        sql.SQL("SELECT %(used)s <= pg_catalog.pg_size_bytes(pg_catalog.current_setting('dpml.work_mem'))"),
-        {"used": used},
-    )
-    return bool(fits)
+    """Whether `dpml.sgd_poisson` could hold all rows. Source: privacy/README.md, "Poisson batches"."""
+    session, source, problem = job.blocks.session, job.blocks.source, job.plan.problem
+    n_rows = problem.n_units * problem.max_rows_per_unit
+    return bool(rows_in_memory(session, source, n_rows, _BYTES_OF_ROW).fits)
 
 
 def _loss(job: Job, state: sql.Identifier, options: Any, done: int) -> float:
