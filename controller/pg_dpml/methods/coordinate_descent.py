@@ -30,7 +30,7 @@ from pg_dpml.privacy.noise.coordinates import DualNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_loss, losses_of
+from pg_dpml.training.losses import choose_loss, losses_of, require_one_score
 from pg_dpml.training.method import Baseline, Card, Example, PrivateMethod, register
 from pg_dpml.training.options import Flag, Real, option
 from pg_dpml.training.plan import Plan, Problem, budget_warnings, privacy_warnings
@@ -288,11 +288,7 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
 
 def _loss(method: str, problem: Problem, options: ScdOptions | NoisyScdOptions, others: str) -> Loss:
     """The loss of a run; several classes, and lambda = 0, are refused."""
-    if problem.task not in LOSSES:
-        raise SpecError(
-            f"method = {method} takes labels of two classes, or numbers, not several classes: take "
-            f"method = {others}"
-        )
+    require_one_score(method, problem, others)
     if options.lambda_ == 0.0:
         raise SpecError(
             f"lambda must be above 0 for method = {method}, whose model is v/(lambda n): leave lambda out, "

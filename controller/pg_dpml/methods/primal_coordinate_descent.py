@@ -21,7 +21,7 @@ from pg_dpml.privacy.noise.coordinates import CoordinateNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_loss, loss_options, losses_of
+from pg_dpml.training.losses import choose_loss, loss_options, losses_of, require_one_score
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import Whole, option
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
@@ -172,11 +172,7 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
 
     def plan(self, problem: Problem, privacy: PrivacySpec, options: PrimalOptions) -> PrimalPlan:
         """Fix the steps and the noise."""
-        if problem.task not in LOSSES:
-            raise SpecError(
-                f"method = {self.name} takes labels of two classes, or numbers, not several classes: take "
-                "method = auto, dp-gd or dp-sgd"
-            )
+        require_one_score(self.name, problem, "auto, dp-gd or dp-sgd")
         taken = options.coordinates or problem.n_weights
         if taken > problem.n_weights:
             raise SpecError(

@@ -21,6 +21,7 @@ __all__ = [
     "clipped_loss",
     "loss_options",
     "losses_of",
+    "require_one_score",
 ]
 
 
@@ -154,6 +155,27 @@ def clipped_loss(
 def clipped_at_zero(problem: Problem, options: ClippedOptions) -> Clipped:
     """As `clipped_loss`, clipped by default at the gradient of the zero model: no first step is shortened."""
     return clipped_loss(problem, options, CLIP_AT_ZERO, math.sqrt(1.0 - 1.0 / problem.n_outputs))
+
+
+def require_one_score(method: str, problem: Problem, others: str) -> None:
+    """Refuse a label of several classes, for a method whose models have one score.
+
+    Parameters
+    ----------
+    method : str
+    problem : Problem
+    others : str
+        Methods that take such a label.
+
+    Raises
+    ------
+    SpecError
+    """
+    if problem.task == "multiclass":
+        raise SpecError(
+            f"method = {method} takes labels of two classes, or numbers, not several classes: take "
+            f"method = {others}"
+        )
 
 
 def loss_options(loss: Loss) -> dict[str, Any]:

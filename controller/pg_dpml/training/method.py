@@ -32,7 +32,6 @@ __all__ = [
     "methods",
     "private_methods",
     "register",
-    "require_loss",
 ]
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -134,7 +133,7 @@ class PrivateMethod(Method[O]):
                 f"method {self.name} needs epsilon: give one, such as --epsilon 1 (in Python "
                 "PrivacySpec(1)); a smaller one is a stronger guarantee, and more noise"
             )
-        require_loss(self, problem, options)
+        _require_loss(self, problem, options)
         return self.plan(problem, privacy, options)
 
     @abstractmethod
@@ -151,7 +150,7 @@ class Baseline(Method[O]):
         """As of `Method`; privacy is refused."""
         if privacy is not None:
             raise SpecError(f"method {self.name} is not private: leave epsilon and delta out")
-        require_loss(self, problem, options)
+        _require_loss(self, problem, options)
         return self.plan(problem, options)
 
     @abstractmethod
@@ -159,7 +158,7 @@ class Baseline(Method[O]):
         """Fix the passes from public numbers; errors as of `Method.decide`."""
 
 
-def require_loss(method: Method[Any], problem: Problem, options: Options) -> None:
+def _require_loss(method: Method[Any], problem: Problem, options: Options) -> None:
     """Refuse a loss that other methods take and this one does not, by their names.
 
     Raises
