@@ -8,11 +8,11 @@
 #include <math.h>
 
 #include "fuzz.h"
+#include "records.h"
 
 #include "kernels/block.h"
 #include "kernels/gradient.h"
 #include "kernels/gram.h"
-#include "kernels/poisson.h"
 #include "kernels/scalar.h"
 #include "kernels/score.h"
 #include "kernels/sgd.h"
@@ -174,37 +174,19 @@ run_poisson(const Choices *choices, const DpmlSgdOptions *options, const DpmlBlo
 {
 	static const uint8_t key[32] = {2};
 	Pass		passes[2] = {begin_pass(options), begin_pass(options)};
-	void	  **rows = allocate(((size_t) block->n_rows + 1) * sizeof(void *));
-	int64_t    *units = allocate(((size_t) block->n_rows + 1) * sizeof(int64_t));
-	DpmlStore	store = {
-		.kind = block->kind,
-		.n_features = block->n_features,
-		.n_rows = block->n_rows,
-		.rows = rows,
-		.units = choices->units ? units : NULL
-	};
+	Records		records = make_records(block, choices->units, 0);
 
-	for (int32_t i = 0; i < block->n_rows; i++)
-	{
-		rows[i] = allocate(dpml_record_size(block, i));
-		dpml_record_write(block, i, rows[i]);
-		if (!choices->units || i == 0 || dpml_block_starts_unit(block, i))
-			units[store.n_units++] = i;
-	}
 	for (int i = 0; i < 2; i++)
 	{
 		DpmlPoisson poisson;
 
-		dpml_poisson_start(&poisson, &store, 0.3, 5, key);
+		dpml_poisson_start(&poisson, &records.store, 0.3, 5, key);
 		while (dpml_poisson_sgd(&poisson, &passes[i].sgd, i == 0 ? 1000000 : choices->piece))
 			;
 		REQUIRE(passes[i].sgd.steps == 5);
 	}
 	require_same_passes(&passes[0], &passes[1]);
-	for (int32_t i = 0; i < block->n_rows; i++)
-		free(rows[i]);
-	free(rows);
-	free(units);
+	free_records(&records);
 }
 
 static void

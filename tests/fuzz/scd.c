@@ -7,10 +7,10 @@
 #include <math.h>
 
 #include "fuzz.h"
+#include "records.h"
 
 #include "kernels/block.h"
 #include "kernels/dual.h"
-#include "kernels/poisson.h"
 #include "kernels/scalar.h"
 #include "kernels/scd.h"
 
@@ -150,32 +150,16 @@ run_poisson(const DpmlScdOptions *options, const DpmlBlock *block, int32_t piece
 {
 	static const uint8_t coins[32] = {2};
 	Pass		passes[2] = {begin_pass(options, block), begin_pass(options, block)};
-	void	  **rooms = allocate(((size_t) block->n_rows + 1) * sizeof(void *));
-	void	  **rows = allocate(((size_t) block->n_rows + 1) * sizeof(void *));
-	int64_t    *units = allocate(((size_t) block->n_rows + 1) * sizeof(int64_t));
-	DpmlStore	store = {
-		.kind = block->kind,
-		.n_features = block->n_features,
-		.n_rows = block->n_rows,
-		.rows = rows,
-		.units = options->by_unit ? units : NULL
-	};
+	Records		records = make_records(block, options->by_unit, DPML_RECORD_DUAL);
+	void	  **rows = records.rows;
 
-	for (int32_t i = 0; i < block->n_rows; i++)
-	{
-		rooms[i] = allocate(DPML_RECORD_DUAL + dpml_record_size(block, i));
-		rows[i] = (char *) rooms[i] + DPML_RECORD_DUAL;
-		dpml_record_write(block, i, rows[i]);
-		if (!options->by_unit || i == 0 || dpml_block_starts_unit(block, i))
-			units[store.n_units++] = i;
-	}
 	for (int i = 0; i < 2; i++)
 	{
 		DpmlPoisson poisson;
 
 		for (int32_t row = 0; row < block->n_rows; row++)
 			dpml_record_set_dual(rows[row], 0.0);
-		dpml_poisson_start(&poisson, &store, 0.3, 5, coins);
+		dpml_poisson_start(&poisson, &records.store, 0.3, 5, coins);
 		while (dpml_poisson_scd(&poisson, &passes[i].scd, i == 0 ? 1000000 : piece))
 			;
 		REQUIRE(passes[i].scd.steps == 5);
@@ -184,11 +168,7 @@ run_poisson(const DpmlScdOptions *options, const DpmlBlock *block, int32_t piece
 	}
 	require_same_passes(block, &passes[0], &passes[1]);
 	check_duals(options, block, passes[0].duals);
-	for (int32_t i = 0; i < block->n_rows; i++)
-		free(rooms[i]);
-	free(rooms);
-	free(rows);
-	free(units);
+	free_records(&records);
 	end_pass(&passes[0]);
 	end_pass(&passes[1]);
 }
