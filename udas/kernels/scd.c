@@ -42,7 +42,7 @@ apply_batch(DpmlScd *state)
 DPML_INLINE void
 begin_row(DpmlScd *state, int starts_unit)
 {
-	if (state->in_batch > 0 && !starts_unit)
+	if (!starts_unit && state->in_batch > 0)
 		return;
 	if (state->in_batch >= state->options.batch_size)
 		apply_batch(state);

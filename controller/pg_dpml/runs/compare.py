@@ -59,7 +59,7 @@ def default_methods() -> tuple[str, ...]:
 
     Of those that are not private it is `lbfgs` alone: the minimiser, against which privacy costs accuracy.
     """
-    return tuple(method for method in registered() if method != "noiseless")
+    return tuple(method for method in registered() if method not in ("noiseless", "scd"))
 
 
 @dataclass(frozen=True)
