@@ -104,10 +104,17 @@ new_part(DpmlDuals *duals, int64 part, Size n_rows)
 	return room;
 }
 
+/* The bytea that a part is, its header included. */
+static bytea *
+bytea_of(char *part)
+{
+	return (bytea *) (part + DUALS_BEFORE - VARHDRSZ);
+}
+
 static void
 set_length(char *part, Size n_rows)
 {
-	SET_VARSIZE(part + DUALS_BEFORE - VARHDRSZ, VARHDRSZ + n_rows * sizeof(double));
+	SET_VARSIZE(bytea_of(part), VARHDRSZ + n_rows * sizeof(double));
 }
 
 /* The part of a block, whose duals the caller writes. */
@@ -160,16 +167,16 @@ dpml_duals_of(const DpmlDuals *duals, int64 part)
 	return (double *) (duals->parts[part] + DUALS_BEFORE);
 }
 
-/* All parts as a bytea[]. */
+/* All parts as a bytea[].  It can be large, so its bytes are written once: construct_array would clear them first. */
 Datum
 dpml_duals_result(const DpmlDuals *duals)
 {
-	Datum	   *elements;
-	Size		size = 0;
+	Size		size = ARR_OVERHEAD_NONULLS(1);
+	ArrayType  *array;
+	char	   *end;
 
 	if (duals->n_parts == 0)
 		return PointerGetDatum(construct_empty_array(BYTEAOID));
-	elements = MemoryContextAllocHuge(CurrentMemoryContext, (Size) duals->n_parts * sizeof(Datum));
 	for (int64 i = 0; i < duals->n_parts; i++)
 	{
 		if (duals->parts[i] == NULL)
@@ -177,8 +184,7 @@ dpml_duals_result(const DpmlDuals *duals)
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("block %lld is missing", (long long) i),
 					 errhint("Blocks must have the numbers 0, 1, 2, ..., each once.")));
-		elements[i] = PointerGetDatum(duals->parts[i] + DUALS_BEFORE - VARHDRSZ);
-		size += INTALIGN(VARSIZE(DatumGetPointer(elements[i])));
+		size += VARSIZE(bytea_of(duals->parts[i]));
 	}
 	/* the array is part of a row, whose header is less than a page */
 	if (size > MaxAllocSize - BLCKSZ)
@@ -187,7 +193,23 @@ dpml_duals_result(const DpmlDuals *duals)
 				 errmsg("the duals need %zu bytes, and a result of dpml.scd_epoch has room for %zu",
 						size, (Size) MaxAllocSize - BLCKSZ),
 				 errhint("Use fewer rows: each needs 8 bytes.")));
-	return PointerGetDatum(construct_array(elements, (int) duals->n_parts, BYTEAOID, -1, false, TYPALIGN_INT));
+	array = palloc(size);
+	SET_VARSIZE(array, size);
+	array->ndim = 1;
+	array->dataoffset = 0;
+	array->elemtype = BYTEAOID;
+	ARR_DIMS(array)[0] = (int) duals->n_parts;
+	ARR_LBOUND(array)[0] = 1;
+	end = ARR_DATA_PTR(array);
+	for (int64 i = 0; i < duals->n_parts; i++)
+	{
+		const bytea *part = bytea_of(duals->parts[i]);
+
+		/* a multiple of 4 bytes each, so that the next one is aligned */
+		memcpy(end, part, VARSIZE(part));
+		end += VARSIZE(part);
+	}
+	return PointerGetDatum(array);
 }
 
 /* (duals bytea) -> float8[] */

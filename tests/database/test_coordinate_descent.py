@@ -178,8 +178,9 @@ def test_v_is_the_sum_of_rows_and_duals(database: str, monkeypatch: pytest.Monke
             sql.SQL(
                 "SELECT array_agg(s.total ORDER BY s.place) "
                 "FROM (SELECT f.place, pg_catalog.sum(f.x * w.dual) AS total "
-                "FROM {blocks} AS b JOIN (SELECT e.duals, e.place - 1 AS block_no FROM {duals} AS l, "
-                "pg_catalog.unnest(l.duals) WITH ORDINALITY AS e (duals, place)) AS d USING (block_no), "
+                "FROM {blocks} AS b JOIN (SELECT e.duals, e.place - 1 AS block_no "
+                "FROM {duals} AS l, pg_catalog.unnest((l.ended).duals) WITH ORDINALITY AS e (duals, place)) "
+                "AS d USING (block_no), "
                 "dpml.unpack(b.block) WITH ORDINALITY AS u (x, y, row_no), "
                 "pg_catalog.unnest(dpml.duals(d.duals)) WITH ORDINALITY AS w (dual, row_no), "
                 "pg_catalog.unnest(u.x) WITH ORDINALITY AS f (x, place) "

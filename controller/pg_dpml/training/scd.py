@@ -150,10 +150,10 @@ class _Tables:
 
 
 def _table_of_duals(job: Job) -> sql.Identifier:
-    table = job.blocks.work_table("duals", sql.SQL(_ENDED + ", duals pg_catalog.bytea[] NOT NULL"))
-    # Their digits are as random as the rows: not worth the time of a compression.
+    table = job.blocks.work_table("duals", sql.SQL(_ENDED + ", ended dpml.scd_pass NOT NULL"))
+    # The digits of duals are as random as the rows: not worth the time of a compression.
     job.blocks.session.execute(
-        sql.SQL("ALTER TABLE {} ALTER COLUMN duals SET STORAGE EXTERNAL").format(table)
+        sql.SQL("ALTER TABLE {} ALTER COLUMN ended SET STORAGE EXTERNAL").format(table)
     )
     return table
 
@@ -162,9 +162,8 @@ def _table_of_duals(job: Job) -> sql.Identifier:
 # aggregate's value is as large as all duals, so it goes into its table at once, not through a temporary file.
 _PASS = sql.SQL(
     "WITH ended AS (INSERT INTO {next} SELECT (e.state).v, (e.state).steps, (e.state).rows, "
-    "pg_catalog.cardinality((e.state).duals), (e.state).duals "
-    "FROM (SELECT dpml.scd_epoch(b.block_no, b.block, NULL, "
-    "(SELECT ROW(l.v, l.steps, l.rows, l.duals)::dpml.scd_pass FROM {last} AS l), %(options)s) AS state "
+    "pg_catalog.cardinality((e.state).duals), e.state FROM (SELECT dpml.scd_epoch(b.block_no, b.block, NULL, "
+    "(SELECT l.ended FROM {last} AS l), %(options)s) AS state "
     "FROM {visits} OFFSET 0) AS e RETURNING v, steps, rows, blocks) "
     "INSERT INTO {state} SELECT %(pass)s, e.* FROM ended AS e RETURNING rows, blocks"
 )
@@ -192,8 +191,8 @@ _PAGES = sql.SQL(
 _GAP = sql.SQL(
     "SELECT g.sums, (SELECT pg_catalog.sum(v * v) FROM pg_catalog.unnest({v}) AS v) FROM (SELECT "
     "dpml.scd_gap(b.block, d.duals, {v}, %(options)s) AS sums FROM {blocks} AS b "
-    "JOIN (SELECT u.duals, u.place - 1 AS block_no FROM {last} AS l, "
-    "pg_catalog.unnest(l.duals) WITH ORDINALITY AS u (duals, place)) AS d USING (block_no) OFFSET 0) AS g"
+    "JOIN (SELECT u.duals, u.place - 1 AS block_no FROM {last} AS l, pg_catalog.unnest((l.ended).duals) "
+    "WITH ORDINALITY AS u (duals, place)) AS d USING (block_no) OFFSET 0) AS g"
 )
 
 
