@@ -830,7 +830,8 @@ CREATE AGGREGATE dpml.scd_epoch(block_no int4, block bytea, duals bytea, start d
 );
 COMMENT ON AGGREGATE dpml.scd_epoch(int4, bytea, bytea, dpml.scd_pass, jsonb) IS
 'one pass of coordinate descent over blocks of dpml.pack, which must come as 0, 1, 2, ...; see also: scd
-It charges nothing, and is not private without noise. duals are those of the block''s rows, null for zeros.';
+It charges nothing, and is not private without noise. duals are those of the block''s rows, null for those in start, or
+zeros. With any_order blocks may come in any order.';
 GRANT EXECUTE ON FUNCTION dpml.scd_epoch(int4, bytea, bytea, dpml.scd_pass, jsonb) TO dpml_curator;
 
 CREATE FUNCTION dpml.scd_gap_transition(bytea, bytea, bytea, float8[], jsonb) RETURNS bytea
@@ -1071,15 +1072,14 @@ SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, (SELEC
   ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'),
 ('scd',
 'Stochastic dual coordinate ascent: every row has a dual, v is the sum of dual times row, weights are v / (lambda rows).
-SELECT (r).* FROM (SELECT dpml.scd_epoch(b.block_no, b.block, d.duals, (SELECT p FROM start),
-  ''{"loss": "logistic", "lambda": 0.001, "rows": 1000, "exact": true}'' ORDER BY b.block_no) AS r
-  FROM blocks AS b LEFT JOIN duals AS d USING (block_no)) s
-(r).duals[block_no + 1] are the duals of a block after the pass. dpml.scd_gap says how far the optimum is.
+SELECT (r).* FROM (SELECT dpml.scd_epoch(block_no, block, NULL, (SELECT p FROM start p),
+  ''{"loss": "logistic", "lambda": 0.001, "rows": 1000, "exact": true}'' ORDER BY block_no) AS r FROM blocks) s
+start is the result of the pass before, with the duals of all blocks. dpml.scd_gap says how far the optimum is.
 loss (squared, logistic, huber_svm, hinge), lambda and rows are required; rows is n, what the loss is a mean of
 huber_h (0.5); batch_size (1): rows that change at once; sequential (false): they see each other''s changes
 update_clip: bound on the change of a dual; exact (false): solve the logistic loss to convergence, not by one step
-features; clip_rows (true); max_rows_per_unit: as in the topic options
-Without noise, number the blocks anew, at random, for every pass: it converges much faster.
+features; clip_rows (true); max_rows_per_unit: as in the topic options; any_order (false): blocks may come in any
+order, each once. Without noise, an order that is random in every pass converges much faster.
 noise (none): gaussian, fresh in every batch, of noise_scale on its change of v; dual_noise (false): on duals, too
 sampling, steps: Poisson batches of rows that are held in memory (dpml.work_mem), as in the topic poisson'),
 ('options',

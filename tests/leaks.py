@@ -318,7 +318,10 @@ def _look_at_duals(blocks: Blocks, scd: Scd, secrets: Secrets) -> None:
     """
     clip = scd.update_clip if np.isfinite(scd.update_clip) else 1.0  # the range of a dual of two classes
     for table in [table for table in blocks.tables if '."duals_' in table.as_string()]:
-        for (duals,) in blocks.session.fetch(sql.SQL("SELECT dpml.duals(duals) FROM {}").format(table)):
+        of_blocks = sql.SQL(
+            "SELECT dpml.duals(d) FROM {} AS t, pg_catalog.unnest((t.ended).duals) AS d"
+        ).format(table)
+        for (duals,) in blocks.session.fetch(of_blocks):
             clips = np.array(duals) / clip
             secrets.add(np.array(duals)[abs(clips - np.rint(clips)) > 1e-6])
     if scd.noise_scale == 0.0:

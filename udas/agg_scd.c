@@ -158,10 +158,10 @@ keep_block(BlocksState *state, const DpmlBlock *block, const char *duals)
 
 /* Go over the rows of a block, whose duals are the bytes given, or zeros. */
 static void
-take_block(BlocksState *state, const DpmlBlock *block, const char *given)
+take_block(BlocksState *state, const DpmlBlock *block, int64 number, const char *given)
 {
 	DpmlScdPass *scd_pass = &state->scd_pass;
-	double	   *duals = dpml_duals_add(&scd_pass->duals, block->n_rows);
+	double	   *duals = dpml_duals_add(&scd_pass->duals, number, block->n_rows);
 	Size		size = (Size) block->n_rows * sizeof(double);
 	int32		n;
 
@@ -185,18 +185,25 @@ dpml_scd_blocks_transition(PG_FUNCTION_ARGS)
 {
 	bool		first;
 	BlocksState *state = (BlocksState *) dpml_scd_pass_state(fcinfo, DPML_SCD_BLOCKS, sizeof(BlocksState), &first);
+	DpmlPass   *pass = &state->scd_pass.pass;
 	DpmlBlock	block;
 	const char *duals;
+	int64		number = pass->next_block;
 
 	CHECK_FOR_INTERRUPTS();
-	dpml_pass_next_block(&block, &state->scd_pass.pass, &fcinfo->args[1], &fcinfo->args[2]);
-	duals = dpml_duals_argument(&fcinfo->args[3], block.n_rows);
+	if (state->scd_pass.options.any_order)
+		number = dpml_pass_any_block(&block, pass, &fcinfo->args[1], &fcinfo->args[2]);
+	else
+		dpml_pass_next_block(&block, pass, &fcinfo->args[1], &fcinfo->args[2]);
 	if (first)
 		start_blocks(state, &block, &fcinfo->args[4]);
+	duals = dpml_duals_argument(&fcinfo->args[3], block.n_rows);
+	if (duals == NULL)
+		duals = dpml_duals_given(&state->scd_pass.duals, number, block.n_rows);
 	if (state->scd_pass.options.sampling > 0.0)
 		keep_block(state, &block, duals);
 	else
-		take_block(state, &block, duals);
+		take_block(state, &block, number, duals);
 	PG_RETURN_POINTER(state);
 }
 
@@ -216,7 +223,7 @@ take_poisson_steps(BlocksState *state)
 		;
 	for (int64 i = 0; i < state->n_blocks; i++)
 	{
-		double	   *duals = dpml_duals_add(&scd_pass->duals, (int32) state->block_rows[i]);
+		double	   *duals = dpml_duals_add(&scd_pass->duals, i, (int32) state->block_rows[i]);
 
 		CHECK_FOR_INTERRUPTS();
 		for (int64 j = 0; j < state->block_rows[i]; j++)

@@ -12,9 +12,6 @@
 /* Before the numbers of a part, so that they are aligned; the last VARHDRSZ bytes of them are the bytea's header. */
 #define DUALS_BEFORE sizeof(double)
 
-/* What a part costs beside its numbers: the array's entry, and what is before the numbers. */
-#define PART_COST (sizeof(char *) + DUALS_BEFORE)
-
 static const char what[] = "the duals";
 
 DPML_FUNCTION(dpml_duals_sql);
@@ -27,15 +24,35 @@ dpml_duals_start(DpmlDuals *duals, MemoryContext context, const char *hint)
 	duals->hint = hint;
 }
 
-/* The bytes of n_rows float8 numbers in an argument, which have no alignment; NULL is NULL. */
-const char *
-dpml_duals_argument(const NullableDatum *argument, int32 n_rows)
+/* Keep a copy of the duals in a start, one bytea for each block of the pass before. */
+void
+dpml_duals_read(DpmlDuals *duals, ArrayType *array)
 {
-	bytea	   *bytes;
+	ArrayType  *copy;
+	Datum	   *elements;
+	int			n;
 
-	if (argument->isnull)
-		return NULL;
-	bytes = DatumGetByteaPP(argument->value);
+	if (ARR_NDIM(array) == 0)
+		return;
+	if (ARR_NDIM(array) != 1 || array_contains_nulls(array))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the duals in start must be a one-dimensional array without nulls")));
+	dpml_count_memory(&duals->used, VARSIZE(array) + (Size) ARR_DIMS(array)[0] * sizeof(Datum), what, duals->hint);
+	copy = MemoryContextAllocHuge(duals->context, VARSIZE(array));
+	memcpy(copy, array, VARSIZE(array));
+	deconstruct_array(copy, BYTEAOID, -1, false, TYPALIGN_INT, &elements, NULL, &n);
+	duals->given = MemoryContextAllocHuge(duals->context, (Size) n * sizeof(bytea *));
+	for (int i = 0; i < n; i++)
+		duals->given[i] = (const bytea *) DatumGetPointer(elements[i]);
+	duals->n_given = n;
+	pfree(elements);
+}
+
+/* The bytes of n_rows float8 numbers, which have no alignment. */
+static const char *
+numbers_of(const bytea *bytes, int32 n_rows)
+{
 	if (VARSIZE_ANY_EXHDR(bytes) != (Size) n_rows * sizeof(double))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -44,33 +61,70 @@ dpml_duals_argument(const NullableDatum *argument, int32 n_rows)
 	return VARDATA_ANY(bytes);
 }
 
-/* Room for the duals of a block. */
-static char *
-new_part(DpmlDuals *duals, Size n_rows)
+/* The duals of n_rows rows in an argument; NULL is NULL. */
+const char *
+dpml_duals_argument(const NullableDatum *argument, int32 n_rows)
 {
-	char	   *part;
+	return argument->isnull ? NULL : numbers_of(DatumGetByteaPP(argument->value), n_rows);
+}
 
-	dpml_count_memory(&duals->used, PART_COST + n_rows * sizeof(double), what, duals->hint);
-	duals->parts = dpml_reserve(duals->context, duals->parts, duals->n_parts + 1, &duals->max_parts);
-	part = MemoryContextAllocHuge(duals->context, DUALS_BEFORE + n_rows * sizeof(double));
-	duals->parts[duals->n_parts++] = part;
-	return part;
+/* Those of a block in the start; NULL if it had none. */
+const char *
+dpml_duals_given(const DpmlDuals *duals, int64 part, int32 n_rows)
+{
+	if (duals->given == NULL)
+		return NULL;
+	if (part >= duals->n_given)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("start has the duals of %lld blocks, and there is a block %lld",
+						(long long) duals->n_given, (long long) part),
+				 errhint("Use the result of a pass over the same blocks.")));
+	return numbers_of(duals->given[part], n_rows);
+}
+
+/* Room for the duals of a block, which must not be there yet. */
+static char *
+new_part(DpmlDuals *duals, int64 part, Size n_rows)
+{
+	int64		more = Max(part + 1 - duals->n_parts, 0);
+	char	   *room;
+
+	dpml_count_memory(&duals->used, (Size) more * sizeof(char *) + DUALS_BEFORE + n_rows * sizeof(double), what,
+					  duals->hint);
+	duals->parts = dpml_reserve(duals->context, duals->parts, part + 1, &duals->max_parts);
+	for (; duals->n_parts <= part; duals->n_parts++)
+		duals->parts[duals->n_parts] = NULL;
+	if (duals->parts[part] != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("block %lld comes twice", (long long) part)));
+	room = MemoryContextAllocHuge(duals->context, DUALS_BEFORE + n_rows * sizeof(double));
+	duals->parts[part] = room;
+	return room;
+}
+
+/* The bytea that a part is, its header included. */
+static bytea *
+bytea_of(char *part)
+{
+	return (bytea *) (part + DUALS_BEFORE - VARHDRSZ);
 }
 
 static void
 set_length(char *part, Size n_rows)
 {
-	SET_VARSIZE(part + DUALS_BEFORE - VARHDRSZ, VARHDRSZ + n_rows * sizeof(double));
+	SET_VARSIZE(bytea_of(part), VARHDRSZ + n_rows * sizeof(double));
 }
 
-/* A part for the duals of a block, which the caller writes. */
+/* The part of a block, whose duals the caller writes. */
 double *
-dpml_duals_add(DpmlDuals *duals, int32 n_rows)
+dpml_duals_add(DpmlDuals *duals, int64 part, int32 n_rows)
 {
-	char	   *part = new_part(duals, (Size) n_rows);
+	char	   *room = new_part(duals, part, (Size) n_rows);
 
-	set_length(part, (Size) n_rows);
-	return (double *) (part + DUALS_BEFORE);
+	set_length(room, (Size) n_rows);
+	return (double *) (room + DUALS_BEFORE);
 }
 
 /* The dual of row `row`, the next one, in a part of all rows.  The pointer is good until the next call. */
@@ -84,7 +138,7 @@ dpml_duals_append(DpmlDuals *duals, int64 row, double dual)
 		int64		more = Max(duals->max_rows, 1024);
 
 		if (duals->n_parts == 0)
-			(void) new_part(duals, (Size) more);
+			(void) new_part(duals, 0, (Size) more);
 		else
 		{
 			Size		size = DUALS_BEFORE + (Size) (duals->max_rows + more) * sizeof(double);
@@ -113,20 +167,24 @@ dpml_duals_of(const DpmlDuals *duals, int64 part)
 	return (double *) (duals->parts[part] + DUALS_BEFORE);
 }
 
-/* All parts as a bytea[]. */
+/* All parts as a bytea[].  It can be large, so its bytes are written once: construct_array would clear them first. */
 Datum
 dpml_duals_result(const DpmlDuals *duals)
 {
-	Datum	   *elements;
-	Size		size = 0;
+	Size		size = ARR_OVERHEAD_NONULLS(1);
+	ArrayType  *array;
+	char	   *end;
 
 	if (duals->n_parts == 0)
 		return PointerGetDatum(construct_empty_array(BYTEAOID));
-	elements = MemoryContextAllocHuge(CurrentMemoryContext, (Size) duals->n_parts * sizeof(Datum));
 	for (int64 i = 0; i < duals->n_parts; i++)
 	{
-		elements[i] = PointerGetDatum(duals->parts[i] + DUALS_BEFORE - VARHDRSZ);
-		size += INTALIGN(VARSIZE(DatumGetPointer(elements[i])));
+		if (duals->parts[i] == NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("block %lld is missing", (long long) i),
+					 errhint("Blocks must have the numbers 0, 1, 2, ..., each once.")));
+		size += VARSIZE(bytea_of(duals->parts[i]));
 	}
 	/* the array is part of a row, whose header is less than a page */
 	if (size > MaxAllocSize - BLCKSZ)
@@ -135,7 +193,23 @@ dpml_duals_result(const DpmlDuals *duals)
 				 errmsg("the duals need %zu bytes, and a result of dpml.scd_epoch has room for %zu",
 						size, (Size) MaxAllocSize - BLCKSZ),
 				 errhint("Use fewer rows: each needs 8 bytes.")));
-	return PointerGetDatum(construct_array(elements, (int) duals->n_parts, BYTEAOID, -1, false, TYPALIGN_INT));
+	array = palloc(size);
+	SET_VARSIZE(array, size);
+	array->ndim = 1;
+	array->dataoffset = 0;
+	array->elemtype = BYTEAOID;
+	ARR_DIMS(array)[0] = (int) duals->n_parts;
+	ARR_LBOUND(array)[0] = 1;
+	end = ARR_DATA_PTR(array);
+	for (int64 i = 0; i < duals->n_parts; i++)
+	{
+		const bytea *part = bytea_of(duals->parts[i]);
+
+		/* a multiple of 4 bytes each, so that the next one is aligned */
+		memcpy(end, part, VARSIZE(part));
+		end += VARSIZE(part);
+	}
+	return PointerGetDatum(array);
 }
 
 /* (duals bytea) -> float8[] */

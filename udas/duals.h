@@ -5,21 +5,30 @@
 
 #include "compat.h"
 
-/* The duals that a pass returns: a bytea for each block, or a single one for rows that come one by one. */
+#include "utils/array.h"
+
+/*
+ * The duals of a pass, in the group's memory: those given at its beginning, and those that
+ * it returns, a bytea for each block, or a single one for rows that come one by one.
+ */
 typedef struct DpmlDuals
 {
 	MemoryContext context;
 	const char *hint;			/* how to need less memory */
+	const bytea **given;		/* of each block; NULL: the start had none */
+	int64		n_given;
 	char	  **parts;			/* in each the numbers begin DUALS_BEFORE bytes on, just behind a bytea's header */
 	int64		n_parts;
-	int64		max_parts;		/* room in parts */
+	int64		max_parts;		/* room in parts; those that are not there yet are NULL */
 	int64		max_rows;		/* room in the single part that rows are appended to */
 	Size		used;			/* bytes */
 } DpmlDuals;
 
 extern void dpml_duals_start(DpmlDuals *duals, MemoryContext context, const char *hint);
+extern void dpml_duals_read(DpmlDuals *duals, ArrayType *array);
 extern const char *dpml_duals_argument(const NullableDatum *argument, int32 n_rows);
-extern double *dpml_duals_add(DpmlDuals *duals, int32 n_rows);
+extern const char *dpml_duals_given(const DpmlDuals *duals, int64 part, int32 n_rows);
+extern double *dpml_duals_add(DpmlDuals *duals, int64 part, int32 n_rows);
 extern double *dpml_duals_append(DpmlDuals *duals, int64 row, double dual);
 extern double *dpml_duals_of(const DpmlDuals *duals, int64 part);
 extern Datum dpml_duals_result(const DpmlDuals *duals);

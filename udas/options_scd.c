@@ -6,7 +6,7 @@
 
 static const char *const scd_keys[] = {
 	DPML_PASS_KEYS, "rows", "batch_size", "sequential", "update_clip", "noise", "noise_scale", "dual_noise", "exact",
-	"sampling", "steps"
+	"sampling", "steps", "any_order"
 };
 
 static const DpmlDomain mean_rows = {1, DPML_MAX_EXACT, false, true, "an integer >= 1: the n that the loss is a mean of"};
@@ -52,6 +52,15 @@ parse_noise(DpmlScdOptions *scd, const DpmlJson *json)
 		dpml_json_reject(json, "dual_noise", "false without \"noise\"");
 }
 
+/* A unit may have rows in several blocks, and Poisson batches do not depend on the order. */
+static void
+parse_order(DpmlScdPassOptions *options, const DpmlJson *json, DpmlScdUse use)
+{
+	options->any_order = dpml_json_bool(json, "any_order", false);
+	if (options->any_order && (use == DPML_SCD_ROWS || options->scd.by_unit || options->sampling > 0.0))
+		dpml_json_reject(json, "any_order", "false, but with blocks without \"max_rows_per_unit\" and \"sampling\"");
+}
+
 /* Parse and check all options. */
 void
 dpml_scd_options_parse(DpmlPassOptions *pass, DpmlScdPassOptions *options, Jsonb *jsonb, DpmlScdUse use)
@@ -73,4 +82,5 @@ dpml_scd_options_parse(DpmlPassOptions *pass, DpmlScdPassOptions *options, Jsonb
 	scd->exact = dpml_json_bool(&json, "exact", false);
 	parse_batches(options, &json, use);
 	parse_noise(scd, &json);
+	parse_order(options, &json, use);
 }

@@ -22,6 +22,7 @@ typedef struct DpmlScdPassOptions
 {
 	DpmlScdOptions scd;
 	int64		steps;			/* of a pass over Poisson batches; 0 without */
+	bool		any_order;		/* blocks come in any order, each once */
 	double		sampling;		/* probability that a unit is in a batch; 0 without Poisson batches */
 } DpmlScdPassOptions;
 

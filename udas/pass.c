@@ -102,6 +102,18 @@ dpml_pass_next_block(DpmlBlock *block, DpmlPass *pass, const NullableDatum *numb
 	pass->next_block++;
 }
 
+/* Open a block of a pass that takes them in any order; returns its number, and the caller sees that each comes once. */
+int64
+dpml_pass_any_block(DpmlBlock *block, const DpmlPass *pass, const NullableDatum *number, const NullableDatum *bytes)
+{
+	if (number->isnull || DatumGetInt32(number->value) < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("block_no must be an integer >= 0")));
+	dpml_pass_open_block(block, pass, bytes, DatumGetInt32(number->value));
+	return DatumGetInt32(number->value);
+}
+
 /* Numbers in the weights, K x d. */
 int64
 dpml_pass_weights(const DpmlPass *pass)

@@ -37,6 +37,8 @@ extern void dpml_pass_begin(DpmlPass *pass, int32 n_features);
 extern void dpml_pass_open_block(DpmlBlock *block, const DpmlPass *pass, const NullableDatum *bytes, int64 number);
 extern void dpml_pass_next_block(DpmlBlock *block, DpmlPass *pass, const NullableDatum *number,
 								 const NullableDatum *bytes);
+extern int64 dpml_pass_any_block(DpmlBlock *block, const DpmlPass *pass, const NullableDatum *number,
+								 const NullableDatum *bytes);
 extern int64 dpml_pass_weights(const DpmlPass *pass);
 extern int32 dpml_pass_piece(const DpmlPass *pass, int32 rows);
 

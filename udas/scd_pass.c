@@ -47,11 +47,11 @@ dpml_scd_pass_end(FunctionCallInfo fcinfo)
 	return state;
 }
 
-/* Take a dpml.scd_pass apart; NULL is a new model.  The array stays in the caller's memory. */
+/* Take a dpml.scd_pass apart; NULL is a new model.  The arrays stay in the caller's memory. */
 void
 dpml_scd_pass_read_start(DpmlScdPassStart *start, const NullableDatum *given)
 {
-	static const Oid wanted[N_ATTRIBUTES] = {FLOAT8ARRAYOID, INT8OID, InvalidOid, InvalidOid};
+	static const Oid wanted[N_ATTRIBUTES] = {FLOAT8ARRAYOID, INT8OID, InvalidOid, BYTEAARRAYOID};
 	Datum		values[N_ATTRIBUTES];
 	bool		nulls[N_ATTRIBUTES];
 
@@ -61,6 +61,8 @@ dpml_scd_pass_read_start(DpmlScdPassStart *start, const NullableDatum *given)
 	dpml_take_apart(given->value, "dpml.scd_pass", wanted, N_ATTRIBUTES, values, nulls);
 	if (!nulls[V])
 		start->scd.v = dpml_float8_argument(DatumGetArrayTypeP(values[V]), "v in start", &start->n_v);
+	if (!nulls[DUALS])
+		start->duals = DatumGetArrayTypeP(values[DUALS]);
 	start->scd.steps = dpml_steps_before(values[STEPS], nulls[STEPS]);
 }
 
@@ -76,6 +78,8 @@ dpml_scd_pass_start(DpmlScdPass *state, DpmlScdPassStart *start, int32 n_feature
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("v in start must have %d elements, not %zu", n_features, start->n_v)));
+	if (start->duals != NULL)
+		dpml_duals_read(&state->duals, start->duals);
 	options->n_features = n_features;
 	if (options->noise != DPML_NO_NOISE)
 	{

@@ -20,11 +20,12 @@ typedef struct DpmlScdPass
 	DpmlDuals	duals;
 } DpmlScdPass;
 
-/* The state at the beginning of a pass, and the length of v; all zero for a new model. */
+/* The state at the beginning of a pass, the length of v, and the duals of blocks; all zero for a new model. */
 typedef struct DpmlScdPassStart
 {
 	DpmlScdStart scd;
 	Size		n_v;
+	ArrayType  *duals;
 } DpmlScdPassStart;
 
 extern DpmlScdPass *dpml_scd_pass_state(FunctionCallInfo fcinfo, DpmlScdUse use, Size size, bool *first);

@@ -126,6 +126,7 @@ def test_options_of_the_aggregate_are_public_numbers() -> None:
         "rows": ADULT.n_units,
         "batch_size": 1,
         "exact": True,
+        "any_order": True,
     }
     assert (decided.tolerance, decided.work.passes, decided.noise) == (1e-8, 1000, None)
 

@@ -128,6 +128,29 @@ def test_scd_takes_the_passes_that_it_may(database: str, gaps: list[float]) -> N
         assert (result.passes, len(gaps)) == (taken, taken)
 
 
+def test_blocks_are_visited_in_ranges_where_they_are_many(
+    database: str, gaps: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges of pages, of which the last is shorter, hold every block once."""
+    monkeypatch.setattr(passes, "_RANGES", 3)
+    statements: list[str] = []
+    fetch_one = Session.fetch_one
+
+    def noted(session: Session, statement: sql.SQL | sql.Composed, *more: Any) -> Any:
+        statements.append(statement.as_string())
+        return fetch_one(session, statement, *more)
+
+    monkeypatch.setattr(Session, "fetch_one", noted)
+    result = pg_dpml.train(
+        database, people.spec(table="throng"), None, TrainSpec("scd", lambda_=LAMBDA), name="m"
+    )
+    assert result.plan.problem.n_units == 9 * N
+    assert gaps[-1] <= 1e-8
+    visits = [statement for statement in statements if "scd_epoch" in statement]
+    assert len(visits) == result.passes
+    assert all("generate_series(0, " in statement for statement in visits)
+
+
 def test_scd_of_units_divides_by_their_number(database: str, gaps: list[float]) -> None:
     data = people.spec(table="visits", unit="who", max_rows_per_unit=4)
     result = pg_dpml.train(database, data, None, TrainSpec("scd", lambda_=LAMBDA), name="m")
@@ -155,7 +178,9 @@ def test_v_is_the_sum_of_rows_and_duals(database: str, monkeypatch: pytest.Monke
             sql.SQL(
                 "SELECT array_agg(s.total ORDER BY s.place) "
                 "FROM (SELECT f.place, pg_catalog.sum(f.x * w.dual) AS total "
-                "FROM {blocks} AS b JOIN {duals} AS d USING (block_no), "
+                "FROM {blocks} AS b JOIN (SELECT e.duals, e.place - 1 AS block_no "
+                "FROM {duals} AS l, pg_catalog.unnest((l.ended).duals) WITH ORDINALITY AS e (duals, place)) "
+                "AS d USING (block_no), "
                 "dpml.unpack(b.block) WITH ORDINALITY AS u (x, y, row_no), "
                 "pg_catalog.unnest(dpml.duals(d.duals)) WITH ORDINALITY AS w (dual, row_no), "
                 "pg_catalog.unnest(u.x) WITH ORDINALITY AS f (x, place) "

@@ -207,6 +207,16 @@ PASSES = [
         f"ROW(NULL, {steps}, 0, '{{NULL}}'::bytea[])::dpml.scd_pass"
         for steps in ("-1", "-9223372036854775808", "9223372036854775807", "9007199254740992", "NULL")
     ),
+    *(
+        f"ROW(NULL, 0, 0, {duals})::dpml.scd_pass"
+        for duals in (
+            "'{}'",
+            "ARRAY[''::bytea]",
+            "ARRAY['\\x00'::bytea]",
+            "ARRAY[ARRAY[''::bytea]]",
+            "'[0:0]={a}'",
+        )
+    ),
 ]
 
 # Every key there is: what is wrong with its value is the parser's to say.
@@ -234,7 +244,7 @@ KEYS = [
         "gradient_clip",
     ),
     *("momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip"),
-    *("update_clip", "sequential", "dual_noise", "exact"),
+    *("update_clip", "sequential", "dual_noise", "exact", "any_order"),
     *("loss_clip", "columns", "intercept", "norm", "format", "label", "projection", "unknown", ""),
 ]
 VALUES = [

@@ -333,3 +333,95 @@ def test_blocks_out_of_order(connection: psycopg.Connection) -> None:
     query = "SELECT dpml.scd_epoch(block_no, block, NULL, NULL, %s ORDER BY block_no DESC) FROM blocks"
     with pytest.raises(errors.ObjectNotInPrerequisiteState, match="block 0 is missing or out of order"):
         scalar(connection, query, as_json({"loss": "squared", **BASE}))
+
+
+def duals_of(
+    connection: psycopg.Connection, query: str, options: Options
+) -> tuple[FloatArray, int, list[bytes]]:
+    """v, steps and the duals of each block, after a pass that is the start of the next one."""
+    row = connection.execute(
+        f"WITH ended AS (SELECT r.* FROM ({query}) AS s, LATERAL (SELECT (s.r).*) AS r), "
+        "gone AS (DELETE FROM start), kept AS (INSERT INTO start SELECT * FROM ended) "
+        "SELECT v, steps, duals FROM ended".encode(),
+        (as_json(options),),
+    ).fetchone()
+    assert row is not None
+    return numbers(row[0]), row[1], row[2]
+
+
+@pytest.mark.parametrize("sampling", [None, 1.0])
+def test_a_start_has_the_duals_of_its_blocks(connection: psycopg.Connection, sampling: float | None) -> None:
+    """Without duals of their own, blocks take those of the start; passes are those with a table of duals."""
+    load(connection, "hinge")
+    options: dict[str, Any] = {**BASE, "loss": "hinge", "batch_size": 8}
+    if sampling is not None:
+        options |= {"sampling": sampling, "steps": 3}
+    chained = (
+        "SELECT dpml.scd_epoch(block_no, block, NULL, (SELECT p FROM start p), %s::jsonb "
+        "ORDER BY block_no) AS r FROM blocks"
+    )
+    found = [duals_of(connection, chained, options) for _ in range(3)]
+    connection.execute("TRUNCATE start")
+    expected = []
+    for _ in range(3):
+        expected.append(duals_of(connection, BLOCK_FORM, options))
+        connection.execute(
+            "DELETE FROM duals; INSERT INTO duals SELECT place - 1, d.duals FROM start, "
+            "unnest(start.duals) WITH ORDINALITY AS d (duals, place); UPDATE start SET duals = NULL"
+        )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        assert one[1:] == other[1:]
+    assert found[0][2] != found[2][2]
+
+
+def test_blocks_in_any_order(connection: psycopg.Connection) -> None:
+    """Duals come back by the number of their block, whatever the order was; each block comes once."""
+    x, y = load(connection, "logistic")
+    options: dict[str, Any] = {**BASE, "loss": "logistic", "any_order": True}
+    query = (
+        "SELECT dpml.scd_epoch(block_no, block, NULL, (SELECT p FROM start p), %s::jsonb ORDER BY {}) AS r "
+        "FROM blocks"
+    )
+    orders = {"block_no": 1, "block_no DESC": -1}
+    v: FloatArray | None = None
+    duals: FloatArray | None = None
+    for order, step in orders.items():
+        rows = [list(range(i, min(i + CAPACITY, N))) for i in range(0, N, CAPACITY)][::step]
+        v, duals = oracles.coordinate_descent(
+            x, y, [[i] for block in rows for i in block], name="logistic", lambda_=0.02, n=N, v=v, duals=duals
+        )
+        found = duals_of(connection, query.format(order), options)
+        close(found[0], v)
+        np.testing.assert_allclose(
+            np.concatenate([np.frombuffer(part) for part in found[2]]), duals, rtol=1e-8, atol=1e-9
+        )
+    for source, message in (
+        ("(TABLE blocks UNION ALL TABLE blocks)", "block 0 comes twice"),
+        ("(SELECT * FROM blocks WHERE block_no <> 3)", "block 3 is missing"),
+        ("(SELECT -block_no AS block_no, block FROM blocks)", "block_no must be an integer >= 0"),
+        ("(SELECT NULL::int AS block_no, block FROM blocks)", "block_no must be an integer >= 0"),
+        ("(SELECT block_no + 2147483000 AS block_no, block FROM blocks)", "need more memory"),
+    ):
+        connection.execute("TRUNCATE start")
+        with pytest.raises(errors.Error, match=message):
+            connection.execute(
+                query.format("block_no").replace("FROM blocks", f"FROM {source} AS b").encode(),
+                (as_json(options),),
+            )
+
+
+def test_duals_of_a_start_that_do_not_fit(connection: psycopg.Connection) -> None:
+    load(connection, "hinge")
+    for duals, message in (
+        ("ARRAY['\\x00'::bytea]", "duals must be null or have 80 bytes"),
+        (f"ARRAY['\\x{bytes(80).hex()}'::bytea]", "start has the duals of 1 blocks, and there is a block 1"),
+        ("ARRAY[NULL::bytea]", "the duals in start must be a one-dimensional array without nulls"),
+        ("ARRAY[['\\x00'::bytea]]", "the duals in start must be a one-dimensional array without nulls"),
+    ):
+        with pytest.raises(errors.InvalidParameterValue, match=message):
+            connection.execute(
+                f"SELECT dpml.scd_epoch(block_no, block, NULL, ROW(NULL, 0, 0, {duals})::dpml.scd_pass, "
+                "%s::jsonb ORDER BY block_no) FROM blocks".encode(),
+                (as_json({**BASE, "loss": "hinge"}),),
+            )

@@ -22,7 +22,7 @@ static const char *const words[] = {
 	"gradient_clip",
 	"momentum", "steps", "sampling", "capped", "models", "gradient", "losses", "errors", "unit_clip", "loss_clip",
 	"logistic", "huber_svm", "squared", "softmax", "hinge", "constant", "decreasing", "sqrt_decreasing", "strongly_convex",
-	"inverse_sqrt", "none", "gaussian", "k-norm", "sequential", "update_clip", "dual_noise", "exact", ""
+	"inverse_sqrt", "none", "gaussian", "k-norm", "sequential", "update_clip", "dual_noise", "exact", "any_order", ""
 };
 
 typedef struct Parsed
@@ -103,6 +103,7 @@ run_scd(DpmlScdPassOptions options, int32 n_features)
 	REQUIRE((scd->noise != DPML_NO_NOISE) == (scd->noise_scale > 0.0) && scd->noise != DPML_KNORM);
 	REQUIRE(scd->noise == DPML_NO_NOISE ? !scd->dual_noise : scd->update_clip < HUGE_VAL);
 	REQUIRE((options.sampling > 0.0) == (options.steps > 0));
+	REQUIRE(!options.any_order || (!scd->by_unit && options.sampling == 0.0));
 	scd->n_features = n_features > 0 ? n_features : 5;
 	if (scd->n_features > MOST_WEIGHTS)
 		return;

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import replay
+import replay_scd
 from pg_dpml import _kernels, kernels
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 
@@ -130,6 +131,8 @@ def results(d: int) -> list[Any]:
             found.append(replay.loss_sum_blocks(blocks(d), epoch.weights, loss))
         found += [part.tobytes() for part in full_batch(d, loss, epoch.weights)]
         found += [part.tobytes() for part in noisy(d, loss)]
+        if loss.n_classes == 1:
+            found += [part.tobytes() for part in descent(d, loss)]
     found.append(replay.whiten(blocks(d)[0], np.eye(d) + 0.1, 0.9))
     return found
 
@@ -150,6 +153,20 @@ def noisy(d: int, loss: Loss) -> Iterator[FloatArray]:
     yield replay.sgd_poisson(
         blocks(d), n_steps=50, sampling=0.02, coin_key=bytes(32), noise="gaussian", **options
     ).weights
+
+
+def descent(d: int, loss: Loss) -> Iterator[FloatArray]:
+    """Passes of coordinate descent, one row at a time and in noisy batches, and the sums of their gap."""
+    options: dict[str, Any] = {"n_features": d, "loss": loss, "lambda_": 0.01, "n": 300}
+    noise: dict[str, Any] = {"update_clip": 0.3, "batch_size": 5, "noise_scale": 2.0, "dual_noise": True}
+    found = replay_scd.scd_blocks(blocks(d), exact=True, **options)
+    yield from (found.v, found.duals)
+    yield np.array(replay_scd.sums(blocks(d), found.v / 3.0, found.duals, loss))
+    for sequential in (False, True):
+        yield replay_scd.scd_blocks(blocks(d), sequential=sequential, **options, **noise).v
+    yield replay_scd.scd_poisson(
+        blocks(d), n_steps=50, sampling=0.02, coin_key=bytes(32), **options, **noise
+    ).duals
 
 
 def full_batch(d: int, loss: Loss, weights: FloatArray) -> Iterator[FloatArray]:
@@ -174,7 +191,7 @@ def test_clones_agree_bit_for_bit(
     ffi = cffi.FFI()
     ffi.cdef(builder.declarations(KERNELS))
     plain = ffi.dlopen(str(target))
-    for module in (kernels, replay):
+    for module in (kernels, replay, replay_scd):
         monkeypatch.setattr(module, "ffi", ffi)
         monkeypatch.setattr(module, "lib", plain)
     assert plain is not _kernels.lib

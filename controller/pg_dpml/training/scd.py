@@ -87,6 +87,7 @@ class Scd:
         for name, given in (
             ("sequential", self.sequential),
             ("exact", self.exact),
+            ("any_order", self.shuffled),
             ("dual_noise", self.dual_noise and self.noise_scale > 0.0),
         ):
             if given:
@@ -122,76 +123,88 @@ class Scd:
         return (("Passes", passes), ("Steps", ", ".join(steps)))
 
 
+_RANGES = 1000
+"""So many ranges of pages there are in a random order of the blocks: page by page takes twice the time."""
+
+_ENDED = (
+    "v pg_catalog.float8[] NOT NULL, steps pg_catalog.int8 NOT NULL, rows pg_catalog.int8 NOT NULL, "
+    "blocks pg_catalog.int8 NOT NULL"
+)
+
+
 @dataclass(frozen=True)
 class _Tables:
-    """Work tables of a run: v after each pass, and the duals after the passes with even and odd numbers."""
+    """Work tables of a run: v after each pass; and the last pass with an even number and with an odd one."""
 
     state: sql.Identifier
-    duals: tuple[sql.Identifier, sql.Identifier]
+    last: tuple[sql.Identifier, sql.Identifier]
 
     @classmethod
     def create(cls, job: Job) -> _Tables:
-        state = job.blocks.work_table(
-            "state",
-            sql.SQL(
-                "pass integer NOT NULL, v pg_catalog.float8[] NOT NULL, steps pg_catalog.int8 NOT NULL, "
-                "rows pg_catalog.int8 NOT NULL, blocks pg_catalog.int8 NOT NULL"
-            ),
-        )
+        state = job.blocks.work_table("state", sql.SQL("pass integer NOT NULL, " + _ENDED))
         return cls(state, (_table_of_duals(job), _table_of_duals(job)))
 
     def after(self, done: int) -> sql.Identifier:
-        """The duals after so many passes, and until the next but one."""
-        return self.duals[done % 2]
+        """The end of so many passes with all duals, until the next pass but one."""
+        return self.last[done % 2]
 
 
 def _table_of_duals(job: Job) -> sql.Identifier:
-    table = job.blocks.work_table(
-        "duals", sql.SQL("block_no integer PRIMARY KEY, duals pg_catalog.bytea NOT NULL")
-    )
-    # Their digits are as random as the rows: not worth the time of a compression.
+    table = job.blocks.work_table("duals", sql.SQL(_ENDED + ", ended dpml.scd_pass NOT NULL"))
+    # The digits of duals are as random as the rows: not worth the time of a compression.
     job.blocks.session.execute(
-        sql.SQL("ALTER TABLE {} ALTER COLUMN duals SET STORAGE EXTERNAL").format(table)
+        sql.SQL("ALTER TABLE {} ALTER COLUMN ended SET STORAGE EXTERNAL").format(table)
     )
     return table
 
 
-_DUALS_OF_BLOCK = sql.SQL("(SELECT d.duals FROM {duals} AS d WHERE d.block_no = b.block_no)")
-
-# One pass, over blocks that come with their places in its order. It adds v to the states and keeps the duals,
-# and returns the rows and the blocks that it saw.
+# One pass. It keeps the duals and adds v to the states, and returns the rows and the blocks that it saw. The
+# aggregate's value is as large as all duals, so it goes into its table at once, not through a temporary file.
 _PASS = sql.SQL(
-    "WITH {places}ended AS MATERIALIZED (SELECT dpml.scd_epoch({place}, {block}, {duals_of_block}, "
-    "(SELECT ROW(s.v, s.steps, s.rows, NULL)::dpml.scd_pass FROM {state} AS s WHERE s.pass = %(pass)s - 1), "
-    "%(options)s) AS state, pg_catalog.count(*) AS blocks FROM {ordered} AS b), "
-    "kept AS (INSERT INTO {next_duals} SELECT {block_no}, d.duals FROM ended AS e, "
-    "pg_catalog.unnest((e.state).duals) WITH ORDINALITY AS d (duals, place){to_block_no}) "
-    "INSERT INTO {state} SELECT %(pass)s, (e.state).v, (e.state).steps, (e.state).rows, e.blocks "
-    "FROM ended AS e RETURNING rows, blocks"
+    "WITH ended AS (INSERT INTO {next} SELECT (e.state).v, (e.state).steps, (e.state).rows, "
+    "pg_catalog.cardinality((e.state).duals), e.state FROM (SELECT dpml.scd_epoch(b.block_no, b.block, NULL, "
+    "(SELECT l.ended FROM {last} AS l), %(options)s) AS state "
+    "FROM {visits} OFFSET 0) AS e RETURNING v, steps, rows, blocks) "
+    "INSERT INTO {state} SELECT %(pass)s, e.* FROM ended AS e RETURNING rows, blocks"
 )
-_IN_ORDER = {
-    "places": sql.SQL(""),
-    "place": sql.SQL("b.block_no"),
-    "block": sql.SQL("b.block"),
-    "block_no": sql.SQL("d.place - 1"),
-    "to_block_no": sql.SQL(""),
-}
-# Not by a join or a sort of the blocks themselves: that would write them all.
-_SHUFFLED = {
-    "places": sql.SQL(
-        "places AS MATERIALIZED (SELECT (pg_catalog.row_number() OVER () - 1)::integer AS place, o.block_no, "
-        "o.at FROM (SELECT b.block_no, b.ctid AS at FROM {blocks} AS b ORDER BY pg_catalog.random()) AS o), "
-    ),
-    "place": sql.SQL("b.place"),
-    "block": sql.SQL("(SELECT own.block FROM {blocks} AS own WHERE own.ctid = b.at)"),
-    "block_no": sql.SQL("p.block_no"),
-    "to_block_no": sql.SQL(" JOIN places AS p ON p.place = d.place - 1"),
-}
+_IN_ORDER = sql.SQL("{blocks} AS b")
+
+# Ranges of places in the table of blocks, in random order; within a range blocks keep theirs. A sort of the
+# blocks themselves would write them all.
+_BY_RANGES = sql.SQL(
+    "(SELECT pg_catalog.format('(%%s,0)', p.page)::pg_catalog.tid AS first, "
+    "pg_catalog.format('(%%s,65535)', p.page + {pages} - 1)::pg_catalog.tid AS last "
+    "FROM pg_catalog.generate_series(0, {most}, {pages}) AS p (page) ORDER BY pg_catalog.random()) AS r, "
+    "LATERAL (SELECT own.block_no, own.block FROM {blocks} AS own "
+    "WHERE own.ctid >= r.first AND own.ctid <= r.last OFFSET 0) AS b"
+)
+_ONE_BY_ONE = sql.SQL(
+    "(SELECT o.ctid AS at FROM {blocks} AS o ORDER BY pg_catalog.random()) AS r, "
+    "LATERAL (SELECT own.block_no, own.block FROM {blocks} AS own WHERE own.ctid = r.at OFFSET 0) AS b"
+)
+
+_PAGES = sql.SQL(
+    "SELECT pg_catalog.pg_relation_size(b.tableoid) / "
+    "pg_catalog.current_setting('block_size')::pg_catalog.int8 FROM {blocks} AS b LIMIT 1"
+)
 
 _GAP = sql.SQL(
     "SELECT g.sums, (SELECT pg_catalog.sum(v * v) FROM pg_catalog.unnest({v}) AS v) FROM (SELECT "
-    "dpml.scd_gap(b.block, {duals_of_block}, {v}, %(options)s) AS sums FROM {blocks} AS b OFFSET 0) AS g"
+    "dpml.scd_gap(b.block, d.duals, {v}, %(options)s) AS sums FROM {blocks} AS b "
+    "JOIN (SELECT u.duals, u.place - 1 AS block_no FROM {last} AS l, pg_catalog.unnest((l.ended).duals) "
+    "WITH ORDINALITY AS u (duals, place)) AS d USING (block_no) OFFSET 0) AS g"
 )
+
+
+def _visits(job: Job, scd: Scd) -> sql.Composable:
+    """The blocks of a pass in its order, as a FROM list."""
+    blocks = job.blocks.packed.blocks
+    if not scd.shuffled:
+        return _IN_ORDER.format(blocks=blocks)
+    (pages,) = job.blocks.session.fetch_one(_PAGES.format(blocks=blocks))
+    if pages <= _RANGES:
+        return _ONE_BY_ONE.format(blocks=blocks)
+    return _BY_RANGES.format(blocks=blocks, pages=sql.Literal(pages // _RANGES), most=sql.Literal(pages - 1))
 
 
 def run_passes(job: Job, scd: Scd, tolerance: float | None = None) -> tuple[FloatArray, int]:
@@ -219,20 +232,16 @@ def run_passes(job: Job, scd: Scd, tolerance: float | None = None) -> tuple[Floa
     problem = job.plan.problem
     if problem.n_units == 0:
         return np.zeros(problem.n_weights), scd.passes
-    session, blocks = job.blocks.session, job.blocks.packed.blocks
+    session = job.blocks.session
     tables = _Tables.create(job)
+    visits = _visits(job, scd)
     options = json_parameter(scd.options(problem.n_units))
     done = rows = 0
     for done in range(1, scd.passes + 1):
         if done > 2:
             session.execute(sql.SQL("TRUNCATE {}").format(tables.after(done)))
-        parts = _SHUFFLED if scd.shuffled else _IN_ORDER
         statement = _PASS.format(
-            duals_of_block=_DUALS_OF_BLOCK.format(duals=tables.after(done - 1)),
-            next_duals=tables.after(done),
-            state=tables.state,
-            ordered=sql.SQL("places") if scd.shuffled else blocks,
-            **{name: part.format(blocks=blocks) for name, part in parts.items()},
+            next=tables.after(done), last=tables.after(done - 1), state=tables.state, visits=visits
         )
         rows, seen = session.fetch_one(statement, {"pass": done, "options": options})
         job.require_all(rows, seen)
@@ -254,11 +263,7 @@ def _relative_gap(job: Job, scd: Scd, tables: _Tables, done: int) -> float:
     """Duality gap after a pass, as a share of the objective; for runs that are not private only."""
     problem = job.plan.problem
     v = sql.SQL("(SELECT s.v FROM {} AS s WHERE s.pass = %(pass)s)").format(tables.state)
-    statement = _GAP.format(
-        v=v,
-        duals_of_block=_DUALS_OF_BLOCK.format(duals=tables.after(done)),
-        blocks=job.blocks.packed.blocks,
-    )
+    statement = _GAP.format(v=v, last=tables.after(done), blocks=job.blocks.packed.blocks)
     options = json_parameter(scd.options(problem.n_units))
     (losses, conjugates, _), square = job.blocks.session.fetch_one(
         statement, {"pass": done, "options": options}
