@@ -26,6 +26,7 @@ __all__ = [
     "ReleaseNoise",
     "calibrate",
     "calibrate_gaussian",
+    "draw",
     "no_release",
     "release",
     "resolved",
@@ -272,6 +273,29 @@ def resolved(noise: ReleaseNoise) -> ReleaseNoise:
     return noise
 
 
+def draw(noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
+    """The noise alone, in whole steps of the grid; zeros where nothing depends on the rows.
+
+    Parameters
+    ----------
+    noise : ReleaseNoise
+    source : Noise
+        A generator keyed by the operating system, used for this noise alone.
+
+    Returns
+    -------
+    ndarray of shape (n_weights,)
+
+    Notes
+    -----
+    Source: privacy/README.md, "The sampler".
+    """
+    if noise.grid == 0.0:
+        return np.zeros(noise.n_weights)
+    sample = source.gaussian if noise.kind == "gaussian" else source.knorm
+    return np.asarray(sample(noise.n_weights, noise.scale / noise.grid), dtype=np.float64)
+
+
 def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
     """The private vector: weights and noise, both in whole steps of the grid, added.
 
@@ -295,8 +319,4 @@ def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise
         raise ValueError(f"weights must have shape ({noise.n_weights},), not {weights.shape}")
     if noise.grid == 0.0:
         return weights.copy()
-    if noise.kind == "gaussian":
-        drawn = source.gaussian(noise.n_weights, noise.scale / noise.grid)
-    else:
-        drawn = source.knorm(noise.n_weights, noise.scale / noise.grid)
-    return np.asarray((np.rint(weights / noise.grid) + drawn) * noise.grid, dtype=np.float64)
+    return np.asarray((np.rint(weights / noise.grid) + draw(noise, source)) * noise.grid, dtype=np.float64)
