@@ -42,8 +42,8 @@ MANY_FEATURES = 0.1
 """Features over units above which the published split is the one for many features."""
 
 ANSWER_NOISE = 0.1
-"""Noise on the answer, in the score of a row, above which lambda is raised: a larger one can be certified to a
-smaller gradient. Logits of a good model are a few units."""
+"""Noise on the answer, in the score of a row, above which lambda is raised: with a larger one float64 can
+certify a smaller gradient. Logits of a good model are a few units."""
 
 O = TypeVar("O", bound=RegularisedOptions)  # noqa: E741
 
@@ -117,16 +117,17 @@ def _plan(
                 break
         regulariser *= 2.0
         reason = (
-            f"lambda n = {regulariser:.3g} lets float64 certify so small a gradient over so many rows that the "
-            "noise on the minimiser is small"
+            f"lambda n = {regulariser:.3g} lets float64 certify so small a gradient over so many rows that "
+            "the noise on the minimiser is small"
         )
     delta = privacy.delta_for(problem.n_units)
     reported = delta if delta > 0.0 else resolution.sampler_delta(2 * problem.n_weights)
     warnings = privacy_warnings(problem, privacy, reported)
     if fixed and work.gradient_norm > gamma and noise.answer.score_stddev > ANSWER_NOISE:
         warnings.append(
-            "float64 cannot certify a smaller gradient over so many rows, so the noise on the minimiser has a "
-            f"standard deviation of {noise.answer.score_stddev:.2g} in the score of a row: take a larger lambda"
+            "float64 cannot certify a smaller gradient over so many rows, so the noise on the minimiser has "
+            f"a standard deviation of {noise.answer.score_stddev:.2g} in the score of a row: take a larger "
+            "lambda"
         )
     guarantee = problem.guarantee(privacy, reported)
     return ObjectivePlan(method.name, problem, work, guarantee, noise, tuple(warnings), reason)
@@ -187,12 +188,12 @@ CHECKED = (
 CHARGED = "(epsilon, delta), no mu; with delta = 0, delta = 2 dimension 2^-120."
 CORRECTED = (
     "(1) The determinant is at most 1 + beta/Lambda under both relations, so Lambda is less than half the "
-    "published one and epsilon_1 - epsilon_3 < 1 is not needed; softmax has a bound of its own. (2) The shift "
-    "depends on b, so the density is bounded at the vertices of all shifts, not by one Gaussian. (3) Two "
-    "approximate answers lie 2 gamma n/Lambda apart; the published noise lacks the factor 2. (4) sigma by the "
-    "exact curve, not by (1 + sqrt(2 ln 1/delta))/epsilon. (5) gamma covers the rounding of gradients and of b. "
-    "(6) The number of passes depends on the rows, so it is neither stored nor shown, and every table reaches "
-    "gamma."
+    "published one and epsilon_1 - epsilon_3 < 1 is not needed; softmax has a bound of its own. (2) The "
+    "shift depends on b, so the density is bounded at the vertices of all shifts, not by one Gaussian. (3) "
+    "Two approximate answers lie 2 gamma n/Lambda apart; the published noise lacks the factor 2. (4) sigma "
+    "by the exact curve, not by (1 + sqrt(2 ln 1/delta))/epsilon. (5) gamma covers the rounding of gradients "
+    "and of b. (6) The number of passes depends on the rows, so it is neither stored nor shown, and every "
+    "table reaches gamma."
 )
 
 

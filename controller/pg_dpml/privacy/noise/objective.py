@@ -429,14 +429,14 @@ class ObjectiveNoise(Recorded):
         return (
             (
                 "Sensitivity",
-                f"{linear.sensitivity:.4g} for the gradient of the objective, {answer.sensitivity:.4g} for its "
-                "certified minimiser (L2 distance one unit can move it)",
+                f"{linear.sensitivity:.4g} for the gradient of the objective, {answer.sensitivity:.4g} for "
+                "its certified minimiser (L2 distance one unit can move it)",
             ),
             (
                 "Noise",
-                f"{linear.kind}, scale {linear.scale:.4g} in the gradient of the objective; {answer.kind}, scale "
-                f"{answer.scale:.4g} on the model. Adds a standard deviation of at most {self.score_stddev:.3g} "
-                "to the score of a row, and less where the losses have curvature.",
+                f"{linear.kind}, scale {linear.scale:.4g} in the gradient of the objective; {answer.kind}, "
+                f"scale {answer.scale:.4g} on the model. Adds a standard deviation of at most "
+                f"{self.score_stddev:.3g} to the score of a row, and less where the losses have curvature.",
             ),
         )
 
