@@ -37,6 +37,7 @@ def test_the_methods_are_these() -> None:
     assert METHODS[0] == "auto"
     assert set(METHODS) == {
         *("auto", "bolt-on", "bst14", "dp-gd", "dp-sgd", "scs13", "sufficient-statistics", "whitened-dp-gd"),
+        *("amp", "amp-hf", "objpert"),
         *("lbfgs", "noiseless"),
     }
     assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless"}

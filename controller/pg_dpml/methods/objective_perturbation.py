@@ -15,6 +15,7 @@ from typing import TypeVar
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.privacy import resolution
+from pg_dpml.privacy.accounting.objective import determinant_epsilon, least_regulariser, row_terms
 from pg_dpml.privacy.noise import objective, output
 from pg_dpml.privacy.noise.objective import ObjectiveNoise
 from pg_dpml.privacy.noise.output import no_release
@@ -92,10 +93,8 @@ def _plan(
             f"method = {method.name} is for a label of classes, not for a number to predict: leave method out"
         )
     loss = choose_loss(problem, options, clips, options.clip)
-    terms = objective.row_terms(loss)
-    needed = objective.least_regulariser(
-        terms, problem.max_rows_per_unit, split.regulariser * privacy.epsilon
-    )
+    terms = row_terms(loss)
+    needed = least_regulariser(terms, problem.max_rows_per_unit, split.regulariser * privacy.epsilon)
     given = (options.lambda_ or 0.0) * max(problem.n_units, 1)
     fixed = 0.0 < needed <= given
     regulariser, reason = max(given, needed), ""
@@ -139,8 +138,8 @@ def _measure(
     """Certificate and noise for one Lambda."""
     n_units, m, n_weights = max(problem.n_units, 1), problem.max_rows_per_unit, problem.n_weights
     epsilon, delta = privacy.epsilon, privacy.delta_for(problem.n_units)
-    terms = objective.row_terms(loss)
-    rest = (1.0 - split.output) * epsilon - objective.determinant_epsilon(terms, m, regulariser)
+    terms = row_terms(loss)
+    rest = (1.0 - split.output) * epsilon - determinant_epsilon(terms, m, regulariser)
     linear = objective.calibrate_linear(
         terms, privacy.relation, n_units, m, n_weights, rest, (1.0 - split.output) * delta
     )
@@ -148,7 +147,7 @@ def _measure(
     certified = certify(
         problem,
         Objective(loss, convexity, m, objective.linear_norm(linear)),
-        max(gamma, objective.least_gradient_norm(linear)),
+        max(gamma, resolution.hidden_gradient_norm(linear.score_stddev, n_weights)),
         "take a larger lambda",
     )
     if problem.n_units == 0:

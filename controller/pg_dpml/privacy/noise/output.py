@@ -32,6 +32,7 @@ __all__ = [
     "resolved",
     "rounding_error",
     "scale_and_mu",
+    "unplaced",
 ]
 
 
@@ -232,6 +233,11 @@ def no_release(kind: str, n_weights: int) -> ReleaseNoise:
     return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights, 0.0)
 
 
+def unplaced(kind: str, scale: float, sensitivity: float, n_weights: int, mu: float) -> ReleaseNoise:
+    """Noise that has no grid yet, for a vector without rounding; see `ReleaseNoise`."""
+    return ReleaseNoise(kind, scale, sensitivity, sensitivity, 0.0, n_weights, mu)
+
+
 def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: float) -> ReleaseNoise:
     """Gaussian noise for one of several releases, whose share of the guarantee is mu.
 
@@ -292,8 +298,9 @@ def draw(noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
     """
     if noise.grid == 0.0:
         return np.zeros(noise.n_weights)
-    sample = source.gaussian if noise.kind == "gaussian" else source.knorm
-    return np.asarray(sample(noise.n_weights, noise.scale / noise.grid), dtype=np.float64)
+    if noise.kind == "gaussian":
+        return source.gaussian(noise.n_weights, noise.scale / noise.grid)
+    return source.knorm(noise.n_weights, noise.scale / noise.grid)
 
 
 def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
