@@ -353,7 +353,7 @@ def test_a_plan_pays_for_its_parts(
             assert wanted / noise.answer.scale <= 0.01 * epsilon
         moved = 0.5 * noise.linear.grid * math.sqrt(noise.n_weights)
         rounding = work.objective.rounding(work.radius, d)
-        assert work.rounding == pytest.approx(rounding + moved, rel=1e-9)
+        assert work.rounding == pytest.approx(rounding + moved, rel=1e-9, abs=0.0)
         assert moved <= work.gradient_norm / 512.0
         assert work.gradient_norm >= 1.0 / n**2 or method == "objpert"
         assert (
