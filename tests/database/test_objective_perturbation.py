@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Objective perturbation in a real server: the minimiser of the objective with its linear term, and noise on it."""
+"""Objective perturbation in a real server: the minimiser of the perturbed objective, and noise on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ N = 200
 
 
 class Spy:
-    """What a run keeps to itself: its rows, the linear term, the answer before its noise, and what was sent."""
+    """What a run keeps to itself: its rows, the linear term, the answer before its noise, what was sent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.linear = self.answer = np.zeros(0)
@@ -102,9 +102,9 @@ def test_a_run_is_the_minimiser_of_its_objective_plus_noise(
     assert 0.0 < beyond < 8.0 * noise.answer.expected_norm
     assert result.passes is None
     stored = scalar(connection, "SELECT training FROM dpml.models")
-    assert (stored["passes"], stored["solver"]) == (None, "certified")  # type: ignore[index]
+    assert (stored["passes"], stored["solver"]) == (None, "certified")
     mechanism = scalar(connection, "SELECT mechanism FROM dpml.ledger")
-    assert mechanism["kind"] == ("k-norm" if delta == 0.0 else noise.kind)  # type: ignore[index]
+    assert mechanism["kind"] == ("k-norm" if delta == 0.0 else noise.kind)
     charged = scalar(connection, "SELECT epsilon FROM dpml.ledger")
     assert charged == 1
     connection.execute("DROP TABLE people")
