@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.accounting.objective import determinant_epsilon, least_regulariser, row_terms
@@ -96,7 +96,7 @@ def _plan(
     terms = row_terms(loss)
     needed = least_regulariser(terms, problem.max_rows_per_unit, split.regulariser * privacy.epsilon)
     given = (options.lambda_ or 0.0) * max(problem.n_units, 1)
-    fixed = 0.0 < needed <= given
+    fixed = given >= needed
     regulariser, reason = max(given, needed), ""
     if regulariser == 0.0:
         raise GuaranteeError(
@@ -107,8 +107,9 @@ def _plan(
     while True:
         try:
             work, noise = _measure(problem, privacy, split, loss, regulariser, gamma)
-        except GuaranteeError:
-            if fixed or regulariser >= problem.n_units:
+        except GuaranteeError as error:
+            # a larger Lambda makes a gradient certifiable, but resolves no noise
+            if fixed or regulariser >= problem.n_units or isinstance(error, ResolutionError):
                 raise
         else:
             enough = work.gradient_norm <= gamma or noise.answer.score_stddev <= ANSWER_NOISE
