@@ -226,7 +226,7 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
     What the steps of noise in every step leave (dp-sgd, bst14, scs13) and what follows a release carries
     noise, and is no secret.
     """
-    release, choose, drop = output.release, selection.choose, Blocks.drop
+    release, draw, choose, drop = output.release, output.draw, selection.choose, Blocks.drop
     gradient, hessian, gram = Blocks.gradient, Blocks.hessian, Blocks.gram
     minimise, init, require_all = minimiser.minimise, Job.__init__, Job.require_all
     plans: dict[int, Plan] = {}
@@ -237,6 +237,11 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
         secrets.add(released - weights)
         secrets.publish(weights, released)
         return released
+
+    def recorded_draw(noise: output.ReleaseNoise, source: Noise) -> FloatArray:
+        drawn = draw(noise, source)
+        secrets.add(drawn * noise.grid)  # such as the linear term of an objective
+        return drawn
 
     def recorded_choose(errors: list[float], *more: Any) -> int:
         secrets.add(errors)
@@ -283,6 +288,7 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
         drop(self)
 
     monkeypatch.setattr(output, "release", recorded_release)
+    monkeypatch.setattr(output, "draw", recorded_draw)
     monkeypatch.setattr(selection, "choose", recorded_choose)
     monkeypatch.setattr(certified, "minimise", recorded_minimise)
     for name, function in (

@@ -244,14 +244,17 @@ def test_passes_are_fixed_beforehand() -> None:
 @pytest.mark.parametrize("method", private_methods())
 @pytest.mark.parametrize("delta", [None, 0.0])
 def test_a_plan_says_whether_its_passes_depend_on_the_rows(method: str, delta: float | None) -> None:
-    """Requests need the owner's word for those; only of bolt-on with lambda can a private run have them."""
+    """Requests need the owner's word for those: bolt-on with lambda, and all objective perturbation."""
     problems = [ADULT, Problem(30_000, 5, 1, "regression"), Problem(30_000, 5, 3, "multiclass")]
     lambdas = (None, 1e-3) if method in method_options()["lambda_"] else (None,)
     for problem, lambda_ in itertools.product(problems, lambdas):
         training = TrainSpec(method=method, lambda_=lambda_)
         with contextlib.suppress(SpecError, GuaranteeError):  # which refuse the combination
             plan = plan_problem(problem, PrivacySpec(1.0, delta), training)
-            assert (plan.work.passes is None) == (method == "bolt-on" and lambda_ is not None)
+            certified = method in ("objpert", "amp", "amp-hf") or (
+                method == "bolt-on" and lambda_ is not None
+            )
+            assert (plan.work.passes is None) == certified
 
 
 @pytest.mark.parametrize(

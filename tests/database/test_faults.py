@@ -33,8 +33,10 @@ from people import create_people, make_people
 from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
+from pg_dpml.kernels import Noise
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger import opening
+from pg_dpml.methods import objective_perturbation
 from pg_dpml.runs.grid import Grid
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.server.host import Account, run_as, temporary_folder
@@ -170,9 +172,18 @@ RUNS: dict[str, Run] = {name: run_of(*given) for name, given in examples(private
 )
 @pytest.mark.parametrize("how", [Loss.REQUEST, Loss.ANSWER], ids=["request", "answer"])
 def test_a_connection_lost_anywhere(
-    proxy: FaultProxy, clean: psycopg.Connection, kind: str, every: int, how: Loss
+    proxy: FaultProxy,
+    clean: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    every: int,
+    how: Loss,
 ) -> None:
-    """At every request of a run, or one in so many: what is left is what the message says."""
+    """At every request of a run, or one in so many: what is left is what the message says.
+
+    How many passes objective perturbation takes depends on its noise, so that is the same in every run.
+    """
+    monkeypatch.setattr(objective_perturbation, "Noise", lambda: Noise(bytes(32)))
     proxy.arm()
     RUNS[kind](proxy.dsn)
     requests = proxy.requests

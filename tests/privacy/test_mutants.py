@@ -48,6 +48,7 @@ TEST_CERTIFIED = "tests/controller/test_certified.py"
 TEST_FULL_BATCH = "tests/privacy/test_full_batch_release.py"
 TEST_FULL_BATCH_REPLAY = "tests/privacy/test_full_batch_replay.py"
 TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
+TEST_OBJECTIVE = "tests/privacy/test_objective_perturbation.py"
 TEST_PLAN = "tests/controller/test_plan.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
 TEST_REPLAY = "tests/privacy/test_replay.py"
@@ -662,6 +663,48 @@ MUTANTS = [
         "objective = Objective(loss, options.lambda_, problem.max_rows_per_unit)",
         "objective = Objective(loss, options.lambda_, 1)",
         f"{TEST_CERTIFIED}::test_classes_and_units_count_as_in_sgd",
+    ),
+    Mutant(
+        "answers-of-objective-perturbation-on-one-side-of-the-minimiser",
+        PRIVACY,
+        "return 2.0 * gradient_norm / convexity",
+        "return gradient_norm / convexity",
+        f"{TEST_OBJECTIVE}::test_answers_with_one_minimiser_reach_the_sensitivity",
+    ),
+    Mutant(
+        "half-of-the-regulariser-that-is-paid-for",
+        METHODS,
+        "convexity = regulariser / n_units",
+        "convexity = 0.5 * regulariser / n_units",
+        f"{TEST_OBJECTIVE}::test_a_plan_pays_for_its_parts[1.0-objpert-binary-logistic-1-Relation.REPLACE_ONE-1]",
+    ),
+    Mutant(
+        "half-of-the-linear-term",
+        PRIVACY,
+        "return output.draw(noise.linear, source) * noise.linear.grid",
+        "return output.draw(noise.linear, source) * 0.5 * noise.linear.grid",
+        f"{TEST_OBJECTIVE}::test_the_linear_term_has_its_distribution_on_its_grid",
+    ),
+    Mutant(
+        "linear-term-of-half-the-scale",
+        PRIVACY,
+        '"gaussian", gaussian_stddev(change, mu), change,',
+        '"gaussian", 0.5 * gaussian_stddev(change, mu), change,',
+        f"{TEST_OBJECTIVE}::test_a_plan_pays_for_its_parts[1.0-objpert-binary-logistic-1-Relation.REPLACE_ONE-1]",
+    ),
+    Mutant(
+        "shift-of-objective-perturbation-taken-for-fixed",
+        PRIVACY,
+        "return sum(math.exp(min(one, 1.0)) for one in logs) * _ROOM",
+        "return math.exp(min(logs[-1], 1.0)) * _ROOM",
+        f"{TEST_OBJECTIVE}::test_deltas_of_vertices_are_the_formulas_of_one_row",
+    ),
+    Mutant(
+        "rounding-of-the-linear-term-for-nothing",
+        METHODS,
+        "rounding=certified.rounding + moved",
+        "rounding=certified.rounding + 0.0 * moved",
+        f"{TEST_OBJECTIVE}::test_a_plan_pays_for_its_parts[1.0-objpert-binary-logistic-1-Relation.REPLACE_ONE-1]",
     ),
     Mutant(
         "grid-of-a-release-too-fine",

@@ -43,6 +43,7 @@ from pg_dpml.privacy import resolution
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.privacy.noise import sums
 from pg_dpml.privacy.noise.composed import ComposedNoise
+from pg_dpml.privacy.noise.objective import ObjectiveNoise, answer_sensitivity
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.privacy.releases import Releases
@@ -227,6 +228,9 @@ CASES = {
     "scs13": Case("scs13", "binary", (ADULT, (10**8, 2500, 1))),
     "scs13-k-norm": Case("scs13", "binary", (ADULT, (10**8, 2500, 1)), 0.0),
     "dp-sgd": Case("dp-sgd", "binary", (ADULT, (10**7, 2500, 1)), training={"passes": 1}),
+    "objpert": Case("objpert", "binary", (ADULT, (10**8, 2500, 1))),
+    "objpert-k-norm": Case("objpert", "multiclass", (MNIST, (10**8, 2500, 10)), 0.0),
+    "amp": Case("amp", "multiclass", (MNIST, (10**8, 2500, 10))),
     "bst14": Case("bst14", "binary", (ADULT, (10**6, 2500, 1)), training={"passes": 1, "batch_size": 5000}),
 }
 
@@ -238,6 +242,9 @@ def releases(noise: object) -> Iterator[tuple[ReleaseNoise | StepNoise, int]]:
             yield noise.moments, 1
         if noise.gradient is not None:
             yield noise.gradient, noise.steps
+    elif isinstance(noise, ObjectiveNoise):
+        yield noise.linear, 1
+        yield noise.answer, 1
     elif isinstance(noise, ReleaseNoise):
         yield noise, 1
     else:
@@ -264,7 +271,10 @@ def check_resolved(noise: object) -> None:
             per_number = drawn.score_stddev / drawn.scale
             if drawn.grid != 1.0 or drawn.n_weights > 1:
                 share = 2.0**-20 * drawn.sensitivity / math.sqrt(drawn.n_weights)
-                assert drawn.grid <= share < 2.0 * drawn.grid
+                if isinstance(noise, ObjectiveNoise) and drawn is noise.linear:
+                    gamma = noise.answer.sensitivity / answer_sensitivity(1.0, noise.convexity)
+                    share = min(share, resolution.HIDDEN_SHARE * gamma / math.sqrt(drawn.n_weights))
+                assert drawn.grid <= share * (1.0 + 1e-12) < 2.0 * drawn.grid * (1.0 + 1e-11)
         assert drawn.scale * per_number <= 2.0**45 * drawn.grid
         for stddev in drawn_stddevs(drawn):
             assert largest_error(stddev, FAR_OF_PLANS) <= resolution.POINT_SHARE

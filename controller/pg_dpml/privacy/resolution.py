@@ -18,7 +18,10 @@ from pg_dpml.kernels import LEAST_SCALE, MOST_STEPS, noise_grid
 from pg_dpml.spec.privacy import MOST_EPSILON
 
 __all__ = [
+    "HIDDEN_SHARE",
     "ROUNDING_LIMIT",
+    "hidden_gradient_norm",
+    "hidden_grid",
     "release_grid",
     "release_room",
     "require_resolved",
@@ -36,6 +39,9 @@ Planned = TypeVar("Planned")
 GRID_FRACTION = 2.0**-20
 """A release's grid step times sqrt(dimension) is at most this share of the sensitivity; a step's grid
 step is at most this share of the scale of its noise."""
+
+HIDDEN_SHARE = 2.0**-8
+"""The grid step of an objective's linear term times sqrt(dimension) is at most this share of gamma."""
 
 SMALLEST_SENSITIVITY = 1e-290
 """Below it the arithmetic of a release loses digits; no sensible run comes near."""
@@ -211,6 +217,36 @@ def release_grid(sensitivity: float, n_weights: int) -> float:
     Source: Mironov 2012 on the low bits of noise; privacy/README.md, "Floating point".
     """
     return float(2.0 ** math.floor(math.log2(GRID_FRACTION * sensitivity / math.sqrt(n_weights))))
+
+
+def hidden_grid(sensitivity: float, gradient_norm: float, n_weights: int) -> float:
+    """Spacing of the grid of an objective's linear term, which noise on the answer hides.
+
+    Parameters
+    ----------
+    sensitivity : float
+        D/n of the gradient, in (0, inf).
+    gradient_norm : float
+        gamma, in (0, inf).
+    n_weights : int
+        Length of the linear term, >= 1.
+
+    Returns
+    -------
+    float
+        Largest power of two <= 2^-8 gamma / sqrt(n_weights), and at most `release_grid`.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Objective perturbation", rounding.
+    """
+    finest = math.log2(HIDDEN_SHARE * gradient_norm / math.sqrt(n_weights))
+    return min(2.0 ** math.floor(finest), release_grid(sensitivity, n_weights))
+
+
+def hidden_gradient_norm(stddev: float, n_weights: int) -> float:
+    """Least gamma whose `hidden_grid` has at most 2^44 steps in this standard deviation of a linear term."""
+    return 2.0**-35 * math.sqrt(n_weights) * stddev
 
 
 def release_room(sensitivity: float, rounding: float, n_weights: int, advice: str) -> tuple[float, float]:

@@ -215,8 +215,8 @@ def train_model(
         if terms is not None and not terms.any_passes and decided.work.passes is None:
             raise SpecError(
                 "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
-                f"{terms.source}, as that number can be counted on the server: take solver = sgd, or ask for "
-                "dpml dataset register --allow-certified"
+                f"{terms.source}, as that number can be counted on the server: take another method, "
+                "in bolt-on take solver = sgd, or ask for dpml dataset register --allow-certified"
             )
         if owner is not None:
             registry.require_role(session, owner, "owner")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
 """The minimiser of the regularised loss over packed rows, certified by the norm of its gradient.
 
-F(w) = (1/n) sum of the rows' losses + lambda/2 ||w||^2, n units of privacy. With
-||grad F(w)|| <= tau the answer lies within tau / lambda of the one minimiser,
+F(w) = (1/n) sum of the rows' losses + lambda/2 ||w||^2, n units of privacy, to which a method may add
+a linear term <b, w>. With ||grad F(w)|| <= tau the answer lies within tau / lambda of the one minimiser,
 whatever the rows and however it was found.
 Source: privacy/README.md, "Certified minimiser".
 """
@@ -23,7 +23,7 @@ from pg_dpml.training.losses import loss_options
 from pg_dpml.training.minimise import Goal, minimise
 from pg_dpml.training.plan import Problem
 
-__all__ = ["Certified", "Objective", "make_certified"]
+__all__ = ["Certified", "Objective", "certify", "make_certified"]
 
 SMALLEST_GOAL = 1e-140
 """Of a gradient's norm, whose square float64 still tells from zero."""
@@ -53,11 +53,14 @@ class Objective:
         In [0, inf).
     max_rows_per_unit : int
         m: the losses are divided by the number of units, each of up to m rows.
+    linear_norm : float
+        B: bound on the norm of b, in [0, inf); 0 where there is no linear term.
     """
 
     loss: Loss
     lambda_: float
     max_rows_per_unit: int
+    linear_norm: float = 0.0
 
     @property
     def smoothness(self) -> float:
@@ -68,7 +71,7 @@ class Objective:
     def largest_minimiser(self) -> float:
         """Bound on the norm of the minimiser, for rows of norm at most 1 and numbers to predict in [-1, 1].
 
-        lambda ||w*|| = ||mean gradient|| <= m L, and lambda/2 ||w*||^2 <= F(w*) <= F(0).
+        lambda ||w*|| = ||mean gradient + b|| <= m L + B, and lambda/2 ||w*||^2 - B ||w*|| <= F(w*) <= F(0).
         """
         if self.lambda_ == 0.0:
             return math.inf
@@ -77,9 +80,11 @@ class Objective:
             if self.loss.kind == "softmax"
             else self.loss.n_classes * self.loss.value(0.0, 1.0)
         )
+        linear, m = self.linear_norm, self.max_rows_per_unit
         return min(
-            self.max_rows_per_unit * self.loss.lipschitz / self.lambda_,
-            math.sqrt(2.0 * self.max_rows_per_unit * at_zero / self.lambda_),
+            (m * self.loss.lipschitz + linear) / self.lambda_,
+            linear / self.lambda_
+            + math.hypot(linear / self.lambda_, math.sqrt(2.0 * m * at_zero / self.lambda_)),
         )
 
     def rounding(self, norm: float, n_features: int) -> float:
@@ -95,8 +100,8 @@ class Objective:
         Returns
         -------
         float
-            fp = 2^-52 [m beta ((d + K + 8) W + 4 (1 + h)) + m L (2048 + K + 32) + 16 (m beta + lambda) W],
-            the term 4 (1 + h) for the Huber SVM only.
+            fp = 2^-52 [m beta ((d + K + 8) W + 4 (1 + h)) + m L (2048 + K + 32) + 16 (m beta + lambda) W
+            + 4 B], the term 4 (1 + h) for the Huber SVM only.
 
         Notes
         -----
@@ -109,6 +114,7 @@ class Objective:
             m * self.loss.smoothness * scores
             + m * self.loss.lipschitz * (PLAIN_ROWS + n_classes + 32)
             + 16.0 * self.smoothness * norm
+            + 4.0 * self.linear_norm
         )
 
     def record(self, n_units: int) -> dict[str, Any]:
@@ -118,8 +124,15 @@ class Objective:
             more["max_rows_per_unit"] = self.max_rows_per_unit
         return loss_options(self.loss) | more
 
-    def minimise(self, job: Job, goal: Goal) -> tuple[FloatArray, int]:
+    def minimise(self, job: Job, goal: Goal, linear: FloatArray | None = None) -> tuple[FloatArray, int]:
         """Minimise over the job's packed rows, from zero; un-noised weights travel by COPY.
+
+        Parameters
+        ----------
+        job : Job
+        goal : Goal
+        linear : ndarray of shape (n_weights,) or None
+            b of the linear term, which stays in this process.
 
         Returns
         -------
@@ -130,6 +143,7 @@ class Objective:
         """
         problem = job.plan.problem
         zero = np.zeros(problem.n_weights)
+        constant = zero if linear is None else linear
         if problem.n_units == 0:
             return zero, 0
         options = loss_options(self.loss)
@@ -139,7 +153,7 @@ class Objective:
             sums = job.blocks.gradient(weights, only_gradient)
             assert sums.gradient is not None  # there are rows
             job.require_all(sums.rows)
-            return sums.gradient / problem.n_units + self.lambda_ * weights
+            return sums.gradient / problem.n_units + self.lambda_ * weights + constant
 
         def hessian(weights: FloatArray) -> FloatArray:
             mean = job.blocks.hessian(weights, options) / problem.n_units
@@ -224,18 +238,22 @@ class Certified:
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
+        linear = " + <b, w>, b drawn at random" if self.objective.linear_norm > 0.0 else ""
         return (
             (
                 "Passes",
                 f"until the norm of the gradient is certified to be at most {self.gradient_norm:.3g}, which "
                 "every table reaches; how many that takes depends on the rows and is not told",
             ),
-            ("Solver", f"certified minimiser of the mean loss + {self.objective.lambda_:g}/2 ||w||^2"),
+            (
+                "Solver",
+                f"certified minimiser of the mean loss + {self.objective.lambda_:g}/2 ||w||^2{linear}",
+            ),
         )
 
 
 def make_certified(problem: Problem, objective: Objective, gradient_change: float) -> Certified:
-    """Fix the certificate of a private run from public numbers.
+    """The certificate of a run whose answer is released with noise for neighbours' minimisers.
 
     Parameters
     ----------
@@ -248,6 +266,28 @@ def make_certified(problem: Problem, objective: Objective, gradient_change: floa
     Returns
     -------
     Certified
+        As of `certify`, with tau = 0.01 D / n where float64 can reach that.
+    """
+    wanted = DEFAULT_SHARE * gradient_change / max(problem.n_units, 1)
+    return certify(problem, objective, wanted, "take a larger lambda, or solver = sgd")
+
+
+def certify(problem: Problem, objective: Objective, wanted: float, advice: str) -> Certified:
+    """Fix the certificate of a private run from public numbers.
+
+    Parameters
+    ----------
+    problem : Problem
+    objective : Objective
+        With lambda > 0.
+    wanted : float
+        tau, unless rounding alone asks for more; in [0, inf).
+    advice : str
+        What makes the rounding smaller.
+
+    Returns
+    -------
+    Certified
 
     Raises
     ------
@@ -256,7 +296,7 @@ def make_certified(problem: Problem, objective: Objective, gradient_change: floa
 
     Notes
     -----
-    tau = 0.01 D / n, or 4 (1 + sqrt kappa) fp where that is more, kappa = (m beta + lambda) / lambda:
+    tau = 4 (1 + sqrt kappa) fp where that is more than what is wanted, kappa = (m beta + lambda) / lambda:
     what the last method of `minimise` reaches for every table. W = ||w*|| + tau / lambda, so that fp
     is linear in tau.
     Source: privacy/README.md, "Certified minimiser".
@@ -270,11 +310,9 @@ def make_certified(problem: Problem, objective: Objective, gradient_change: floa
     )
     if by_tau > 0.5 * lambda_:
         raise GuaranteeError(
-            f"lambda = {lambda_:g} is too small for a certified minimiser in float64: take a larger lambda, "
-            "or solver = sgd"
+            f"lambda = {lambda_:g} is too small for a certified minimiser in float64: {advice}"
         )
-    n_units = max(problem.n_units, 1)
-    tau = max(DEFAULT_SHARE * gradient_change / n_units, at_largest / (1.0 - by_tau / lambda_))
+    tau = max(wanted, at_largest / (1.0 - by_tau / lambda_))
     if tau < SMALLEST_GOAL:
         raise GuaranteeError(
             f"a gradient of norm {tau:.1e} cannot be certified in float64, whose squares vanish: "

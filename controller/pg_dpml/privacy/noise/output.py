@@ -26,11 +26,13 @@ __all__ = [
     "ReleaseNoise",
     "calibrate",
     "calibrate_gaussian",
+    "draw",
     "no_release",
     "release",
     "resolved",
     "rounding_error",
     "scale_and_mu",
+    "unplaced",
 ]
 
 
@@ -231,6 +233,11 @@ def no_release(kind: str, n_weights: int) -> ReleaseNoise:
     return ReleaseNoise(kind, 0.0, 0.0, 0.0, 0.0, n_weights, 0.0)
 
 
+def unplaced(kind: str, scale: float, sensitivity: float, n_weights: int, mu: float) -> ReleaseNoise:
+    """Noise that has no grid yet, for a vector without rounding; see `ReleaseNoise`."""
+    return ReleaseNoise(kind, scale, sensitivity, sensitivity, 0.0, n_weights, mu)
+
+
 def calibrate_gaussian(sensitivity: float, rounding: float, n_weights: int, mu: float) -> ReleaseNoise:
     """Gaussian noise for one of several releases, whose share of the guarantee is mu.
 
@@ -272,6 +279,30 @@ def resolved(noise: ReleaseNoise) -> ReleaseNoise:
     return noise
 
 
+def draw(noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
+    """The noise alone, in whole steps of the grid; zeros where nothing depends on the rows.
+
+    Parameters
+    ----------
+    noise : ReleaseNoise
+    source : Noise
+        A generator keyed by the operating system, used for this noise alone.
+
+    Returns
+    -------
+    ndarray of shape (n_weights,)
+
+    Notes
+    -----
+    Source: privacy/README.md, "The sampler".
+    """
+    if noise.grid == 0.0:
+        return np.zeros(noise.n_weights)
+    if noise.kind == "gaussian":
+        return source.gaussian(noise.n_weights, noise.scale / noise.grid)
+    return source.knorm(noise.n_weights, noise.scale / noise.grid)
+
+
 def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise) -> npt.NDArray[np.float64]:
     """The private vector: weights and noise, both in whole steps of the grid, added.
 
@@ -295,8 +326,4 @@ def release(weights: npt.NDArray[np.float64], noise: ReleaseNoise, source: Noise
         raise ValueError(f"weights must have shape ({noise.n_weights},), not {weights.shape}")
     if noise.grid == 0.0:
         return weights.copy()
-    if noise.kind == "gaussian":
-        drawn = source.gaussian(noise.n_weights, noise.scale / noise.grid)
-    else:
-        drawn = source.knorm(noise.n_weights, noise.scale / noise.grid)
-    return np.asarray((np.rint(weights / noise.grid) + drawn) * noise.grid, dtype=np.float64)
+    return np.asarray((np.rint(weights / noise.grid) + draw(noise, source)) * noise.grid, dtype=np.float64)
