@@ -47,6 +47,9 @@ ROOMS = [
 """A room, a folder or a file of the package, imports only rooms that stand before it."""
 
 MOST_FILES = 12
+CATALOGUE = PACKAGE / "methods"
+"""The one folder that may have more: its files are alike, one a method, and no code asks for one by its place."""
+
 MOST_LINES = 400
 LONG = "Long because "
 """A file above MOST_LINES says in its first lines why it is one file."""
@@ -113,7 +116,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_no_room_is_a_corridor() -> None:
     for folder in {path.parent for path in MODULES.values()}:
-        assert len(list(folder.glob("*.py"))) <= MOST_FILES, folder
+        assert folder == CATALOGUE or len(list(folder.glob("*.py"))) <= MOST_FILES, folder
 
 
 @pytest.mark.parametrize("module", MODULES)
