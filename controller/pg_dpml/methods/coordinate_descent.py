@@ -89,9 +89,8 @@ class NoisyScdPlan(Plan):
     noise: DualNoise
 
     def require_room(self, session: Session, source: Source) -> None:
-        """Refuse Poisson batches of more rows than the server may hold in memory."""
-        if self.work.sampling is not None:
-            require_room(session, source, self.problem)
+        """Refuse more duals, or for Poisson batches rows, than the server may hold in memory."""
+        require_room(session, source, self.problem, in_memory=self.work.sampling is not None)
 
     def run(self, job: Job) -> Result:
         """Take the steps on the packed rows; the sum that the server returns carries its noise."""
