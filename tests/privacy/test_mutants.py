@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
+import mutation
+
 ROOT = Path(__file__).resolve().parents[2]
-BUILD_TIMEOUT_S = 300
-TEST_TIMEOUT_S = 300
 
-
-Trials = Mapping[str, "Future[subprocess.CompletedProcess[str]]"]
+Trials = Mapping[str, "Future[tuple[int, str]]"]
 
 
 @dataclass(frozen=True)
@@ -856,23 +853,6 @@ MUTANTS = [
 ]
 
 
-def build(copy: Path) -> None:
-    subprocess.run([sys.executable, "udas/build_kernels.py"], cwd=copy, check=True, timeout=BUILD_TIMEOUT_S)
-
-
-def run_tests(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(copy / "controller"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TEST_TIMEOUT_S,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources with kernels of its own."""
@@ -882,11 +862,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
     shutil.rmtree(copy / "tests" / "database")
     shutil.copy(ROOT / "pyproject.toml", copy)
-    flags = copy / "udas" / "compile_flags.txt"
-    text = flags.read_text(encoding="utf-8")
-    assert "-O3" in text
-    flags.write_text(text.replace("-O3", "-O0"), encoding="utf-8")
-    build(copy)
+    mutation.build(copy)
     return copy
 
 
@@ -899,8 +875,8 @@ def test_every_mutant_has_a_name_of_its_own() -> None:
 @pytest.mark.slow
 def test_the_unchanged_copy_passes(sound: Path) -> None:
     tests = sorted({mutant.test for mutant in MUTANTS})
-    result = run_tests(sound, *tests)
-    assert result.returncode == pytest.ExitCode.OK, result.stdout
+    code, report = mutation.run_tests(sound, *tests)
+    assert code == pytest.ExitCode.OK, report
 
 
 def place_of(mutant: Mutant, copy: Path) -> Path:
@@ -919,7 +895,7 @@ def test_every_mutant_has_one_place(planted: Mutant) -> None:
     assert place_of(planted, ROOT)
 
 
-def try_mutant(mutant: Mutant, sound: Path) -> subprocess.CompletedProcess[str]:
+def try_mutant(mutant: Mutant, sound: Path) -> tuple[int, str]:
     """Its test, on a copy that has the mistake."""
     copy = sound.parent / mutant.name
     shutil.copytree(sound, copy)
@@ -927,8 +903,8 @@ def try_mutant(mutant: Mutant, sound: Path) -> subprocess.CompletedProcess[str]:
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     if file.suffix in (".c", ".h"):
-        build(copy)
-    result = run_tests(copy, mutant.test)
+        mutation.compile_changed(copy, file)
+    result = mutation.run_tests(copy, mutant.test)
     shutil.rmtree(copy)
     return result
 
@@ -949,5 +925,5 @@ def trials(sound: Path, request: pytest.FixtureRequest) -> Iterator[Trials]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutants_are_caught(mutant: Mutant, trials: Trials) -> None:
-    result = trials[mutant.name].result()
-    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
+    code, report = trials[mutant.name].result()
+    assert code == pytest.ExitCode.TESTS_FAILED, report
