@@ -202,8 +202,8 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             'Feldman & Zrnic 2021; "Adaptive gradient descent").',
             sensitivity="D = 2 m C or m C for a sum of gradients; 2 m C' or m C' for the difference of two "
             "candidates' sums of losses, each row's clipped to [0, C'] (`loss_clip`).",
-            checked='delta > 0 and large enough for the sampler ("Floating point"); the widest noise of the run '
-            "against its grid; rounding of the sums. No limit of its own on the features.",
+            checked='delta > 0 and large enough for the sampler ("Floating point"); the widest noise of the '
+            "run against its grid; rounding of the sums. No limit of its own on the features.",
             charged="(epsilon, delta), whatever the run spends; of a `zcdp` budget its rho.",
             post_processing="Direction, average of noisy gradients, range of lengths, lambda.",
             corrected="(1) Noisy gradients are averaged before, not after, they are brought to norm 1. (2) A "
