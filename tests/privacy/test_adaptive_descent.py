@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -36,6 +36,8 @@ from pg_dpml.training.spec import TrainSpec
 from plans import decide
 
 LEAST_P = 1e-6
+SEARCH = (Phase.explicit, Phase.generate)
+"""Without shrinking, which can take minutes of runs: a failure shows the example as it was found."""
 D = 4
 ORDERS = (1.001, 1.1, 2.0, 5.0, 32.0, 1000.0)
 
@@ -198,7 +200,7 @@ def worst_cost(noise: AdaptiveNoise, relation: Relation, loss_clip: float) -> fl
     """Largest divergence over its order, of many pairs of tables that one row makes differ."""
     rng = np.random.default_rng(8)
     worst = 0.0
-    for _ in range(4_000):
+    for _ in range(1_500):
         k = int(rng.integers(2, 6))
         base = rng.uniform(0.0, 1.0, k) * rng.choice([0.0, 1.0, 3.0, 20.0]) * noise.loss_spread
         own = loss_clip * rng.choice([0.0, 1.0, 1.0, rng.random()], k)
@@ -347,7 +349,7 @@ def test_a_run_depends_on_its_releases_alone(name: str, zeros: float) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=SEARCH)
 @given(
     zeros=st.floats(0.0, 1.0),
     passes=st.integers(2, 60),
@@ -372,6 +374,7 @@ def test_rho_is_never_overdrawn(zeros: float, passes: int, growth: float, epsilo
     assert result.spending[-1]["rho_left"] == float(rho - spent)
 
 
+@settings(phases=SEARCH)
 @given(rho=st.floats(1e-300, 1e3), costs=st.lists(st.lists(st.floats(0.0, 1e3), max_size=3), max_size=30))
 def test_the_filter_pays_what_is_left_and_no_more(rho: float, costs: list[list[float]]) -> None:
     left, spent = adaptive.Filter(rho), Fraction(0)
