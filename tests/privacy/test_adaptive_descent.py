@@ -44,7 +44,7 @@ ORDERS = (1.001, 1.1, 2.0, 5.0, 32.0, 1000.0)
 LOSSES = {
     "logistic": (TrainSpec("dp-agd", loss="logistic", clip=0.4, loss_clip=2.0), 1),
     "huber_svm": (TrainSpec("dp-agd", loss="huber_svm"), 1),
-    "squared": (TrainSpec("dp-agd", loss="squared"), 1),
+    "squared": (TrainSpec("dp-agd", loss="squared", clip=3.0, loss_clip=3.0), 1),
     "softmax": (TrainSpec("dp-agd", loss="softmax", clip=0.9), 3),
 }
 """Options, and the number of scores."""
@@ -490,6 +490,20 @@ def test_a_dear_run_is_taken_by_its_epsilon() -> None:
     run = (Decimal("0.5"), Decimal("1e-6"), part)
     found = cost.cost_of("zcdp", *run, run=Relation.ADD_REMOVE, budget=Relation.ADD_REMOVE)
     assert (found.loss, found.delta) == (Decimal("0.125"), Decimal("1e-6"))
+
+
+def test_the_defaults() -> None:
+    """Those of the publication for classes; a number has its own clips."""
+    for task, n_outputs, clips in (
+        ("binary", 1, (math.inf, 1.0, 3.0)),
+        ("multiclass", 3, (3.0, math.sqrt(2.0), 3.0)),
+        ("regression", 1, (math.inf, 0.5, 1.0)),
+    ):
+        plan = decide(Problem(500, D, n_outputs, task), PrivacySpec(1.0, 1e-6), TrainSpec("dp-agd"))
+        work, noise = plan.work, plan.noise
+        found = (work.gradient_clip, noise.gradient.sensitivity / 2.0, work.loss_clip)
+        assert found == pytest.approx(clips)
+        assert (work.passes, work.growth) == (120, 0.1)
 
 
 def test_a_plan_bounds_the_passes() -> None:

@@ -35,6 +35,12 @@ PASSES = 120
 
 CLIP = 3.0
 LOSS_CLIP = 3.0
+"""Of the publication, which is about classes."""
+
+NUMBER_CLIP = 0.5
+NUMBER_LOSS_CLIP = 1.0
+"""For numbers to predict, in [-1, 1], whose losses and derivatives are smaller."""
+
 GROWTH = 0.1
 
 LENGTHS = 20
@@ -179,8 +185,10 @@ class DpAgdOptions(RegularisedOptions):
     """Options of dp-agd."""
 
     passes: int | None = shared_options.passes()
-    loss_clip: float = option(
-        Real(TINY, HUGE), "Bound on a row's loss where steps are chosen by losses.", default=LOSS_CLIP
+    loss_clip: float | None = option(
+        Real(TINY, HUGE),
+        "Bound on a row's loss, by which steps are chosen.",
+        f"{LOSS_CLIP:g}; for a number {NUMBER_LOSS_CLIP:g}",
     )
     growth: float = option(
         Real(1e-3, 1e3),
@@ -219,8 +227,8 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
     examples = (
         Example(),
         Example(options={"loss": "huber_svm", "passes": 30, "lambda_": 0.01, "growth": 0.5}),
-        Example("multiclass"),
-        Example("regression"),
+        Example("multiclass", {"passes": 12}),
+        Example("regression", {"passes": 12}),
     )
 
     def plan(self, problem: Problem, privacy: PrivacySpec, options: DpAgdOptions) -> AdaptivePlan:
@@ -228,11 +236,13 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
         passes = PASSES if options.passes is None else options.passes
         if passes < 2:
             raise SpecError(f"method = {self.name} needs passes of at least 2: a gradient and a choice")
-        clipped = clipped_loss(problem, options, {"squared": CLIP}, CLIP)
+        clipped = clipped_loss(problem, options, {"squared": NUMBER_CLIP}, CLIP)
+        usual = NUMBER_LOSS_CLIP if problem.task == "regression" else LOSS_CLIP
+        loss_clip = usual if options.loss_clip is None else options.loss_clip
         delta = privacy.delta_for(problem.n_units)
         noise = adaptive.calibrate(
             bound=clipped.bound,
-            loss_clip=options.loss_clip,
+            loss_clip=loss_clip,
             relation=privacy.relation,
             rho=adaptive.run_rho(privacy.epsilon, delta, passes * problem.n_weights),
             passes=passes,
@@ -248,7 +258,7 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             loss=clipped.loss,
             lambda_=options.lambda_ or 0.0,
             gradient_clip=clipped.gradient_clip,
-            loss_clip=options.loss_clip,
+            loss_clip=loss_clip,
             passes=passes,
             growth=options.growth,
         )
