@@ -212,7 +212,8 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             "candidates' sums of losses, each row's clipped to [0, C'] (`loss_clip`).",
             checked='delta > 0 and large enough for the sampler ("Floating point"); the widest noise of the '
             "run against its grid; rounding of the sums. No limit of its own on the features.",
-            charged="(epsilon, delta), whatever the run spends; of a `zcdp` budget its rho.",
+            charged="(epsilon, delta), whatever the run spends; of a `zcdp` budget its rho, of a `gdp` budget "
+            'what its choices cost at most ("Adaptive gradient descent").',
             post_processing="Direction, average of noisy gradients, range of lengths, lambda.",
             corrected="(1) Noisy gradients are averaged before, not after, they are brought to norm 1. (2) A "
             "length is chosen with Gumbel noise, by exact coins, and costs epsilon_0^2/8; the published "
@@ -220,7 +221,8 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             "for 20 times the epsilon that it claims. (3) Every release is paid for before it is made, and "
             "rho is never overdrawn. (4) rho by the best conversion, 27 to 47 % more than by rho + 2 "
             "sqrt(rho ln(1/delta)). (5) The first gradient and a choice cost rho/120 each, in place of "
-            "epsilon/120 each by two different conversions.",
+            "epsilon/120 each by two different conversions: Adult at epsilon 0.1, add_remove, has 83.0 % "
+            "after 120 passes in place of 80.1 % after 1,773.",
         ),
     )
     options = DpAgdOptions
