@@ -506,6 +506,14 @@ def test_the_defaults() -> None:
         assert (work.passes, work.growth) == (120, 0.1)
 
 
+def test_the_noise_of_a_score_is_that_of_a_random_walk() -> None:
+    """Of steps as long as they can get: 2, and 1.1 times more after every ten."""
+    for passes, square in ((2, 4.0), (20, 40.0), (24, 40.0 + 2 * 2.2**2), (10**6, 1000.0**2 * 5e5)):
+        noise = plan_of("logistic", 10**5, Relation.REPLACE_ONE, passes=passes).noise
+        assert noise.score_stddev == pytest.approx(math.sqrt(square / D), rel=1e-3)
+        assert noise.expected_norm == pytest.approx(math.sqrt(square), rel=1e-3)
+
+
 def test_a_plan_bounds_the_passes() -> None:
     plan = plan_of("logistic", 10**5, Relation.REPLACE_ONE)
     assert plan.work.passes == 120

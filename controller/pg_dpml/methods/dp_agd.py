@@ -212,8 +212,8 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             "candidates' sums of losses, each row's clipped to [0, C'] (`loss_clip`).",
             checked='delta > 0 and large enough for the sampler ("Floating point"); the widest noise of the '
             "run against its grid; rounding of the sums. No limit of its own on the features.",
-            charged="(epsilon, delta), whatever the run spends; of a `zcdp` budget its rho, of a `gdp` budget "
-            'what its choices cost at most ("Adaptive gradient descent").',
+            charged="(epsilon, delta), whatever the run spends; of a `zcdp` budget its rho, of a `gdp` "
+            'budget what its choices cost at most ("Adaptive gradient descent").',
             post_processing="Direction, average of noisy gradients, range of lengths, lambda.",
             corrected="(1) Noisy gradients are averaged before, not after, they are brought to norm 1. (2) A "
             "length is chosen with Gumbel noise, by exact coins, and costs epsilon_0^2/8; the published "
@@ -253,8 +253,7 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             max_rows_per_unit=problem.max_rows_per_unit,
             n_weights=problem.n_weights,
             n_features=problem.n_features,
-            # steps of the longest length, as if their directions were noise alone
-            score_stddev=LONGEST * math.sqrt(passes / 2 / problem.n_weights),
+            score_stddev=_walk(passes // 2) / math.sqrt(problem.n_weights),
         )
         work = AdaptiveDescent(
             loss=clipped.loss,
@@ -268,6 +267,15 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
         return AdaptivePlan(
             self.name, problem, work, problem.guarantee(privacy, delta), noise, tuple(warnings)
         )
+
+
+def _walk(steps: int) -> float:
+    """Root mean square of how far so many steps go at most, if their directions are noise alone."""
+    longest, square = LONGEST, 0.0
+    for first in range(0, steps, RANGE_STEPS):
+        square += min(RANGE_STEPS, steps - first) * longest**2
+        longest = min(RANGE_GROWTH * longest, MOST_LENGTH)
+    return math.sqrt(square)
 
 
 def _gradient(job: Job, weights: FloatArray, work: AdaptiveDescent) -> FloatArray:
