@@ -118,8 +118,9 @@ class AdaptiveDescent:
             ),
             (
                 "Steps",
-                f"of {LENGTHS} lengths from 0 to {LONGEST:g}; 0 is no step, and a better gradient for "
-                f"{1.0 + self.growth:g} times its share of the guarantee; {', '.join(shares)}",
+                f"one of {LENGTHS} lengths from 0 to {LONGEST:g}, later to {RANGE_GROWTH:g} times the longest "
+                f"of {RANGE_STEPS} steps; after length 0 a gradient is paid {1.0 + self.growth:g} times as "
+                f"much; {', '.join(shares)}",
             ),
         )
 
