@@ -84,7 +84,7 @@ NUMBER_CASES = [
 
 
 @pytest.mark.parametrize(("sql", "value"), NUMBER_CASES, ids=str)
-@pytest.mark.parametrize("norm", ["normalize", "clip"])
+@pytest.mark.parametrize("norm", ["normalize", "clip", "clip_values"])
 def test_numbers(connection: psycopg.Connection, sql: str, value: float | None, norm: str) -> None:
     for column in (
         NUMERIC,
@@ -376,7 +376,10 @@ BAD_SPECS: list[tuple[Any, str]] = [
         "the specification has 1048577 features",
     ),
     (one(NUMERIC, intercept="yes"), '"intercept" in the specification must be true or false'),
-    (one(NUMERIC, norm="l2"), '"norm" in the specification must be one of "clip", "normalize"'),
+    (
+        one(NUMERIC, norm="l2"),
+        '"norm" in the specification must be one of "clip", "normalize", "clip_values"',
+    ),
     (one(NUMERIC, format="coo"), '"format" in the specification must be one of "dense", "csr"'),
     (one(NUMERIC, labels={}), 'unknown key "labels" in the specification'),
     (one(NUMERIC, label="y"), '"label" in the specification must be an object'),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * The encoder: columns to features, features to a row of bounded norm.
+ * The encoder: columns to features, features to a row of bounded norm, or each feature to bounds.
  *
  * Rounding to float32 moves each feature by at most 2^-24 of itself, so a
  * float64 row of norm 1 - 2^-19 keeps a norm below 1 - 2^-20 once rounded
@@ -229,8 +229,14 @@ dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *wor
 	if (encoder->intercept)
 		work[n - 1] = 1.0;
 
+	if (encoder->norm == DPML_CLIP_VALUES)
+	{
+		for (int32_t i = 0; i < n; i++)
+			out[i] = (float) dpml_clamp(work[i], -1.0, 1.0);
+		return;
+	}
 	norm = dpml_norm(n, work);
-	if (norm > target_norm || (encoder->normalize && norm > 0.0))
+	if (norm > target_norm || (encoder->norm == DPML_NORMALIZE && norm > 0.0))
 	{
 		if (!(norm > 1e-100 && norm < 1e100))
 		{
