@@ -41,6 +41,7 @@ def test_the_methods_are_these() -> None:
         *("auto", "bolt-on", "bst14", "dp-gd", "dp-sgd", "scs13", "sufficient-statistics", "whitened-dp-gd"),
         *("dp-scd", "primal-dp-scd", "seq-dp-scd"),
         *("amp", "amp-hf", "objpert"),
+        *("frank-wolfe",),
         *("lbfgs", "noiseless", "scd"),
     }
     assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless", "scd"}

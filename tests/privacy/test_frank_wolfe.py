@@ -10,6 +10,7 @@ import itertools
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,7 +184,9 @@ def test_a_candidate_far_behind_is_nearly_never_chosen() -> None:
         drawn = iter(
             [whole + place, 7, 0]
         )  # its place, another digit where one is needed, the best one's first
-        assert selection.choose([0, 10**6], Fraction(1), 1.0, lambda _, drawn=drawn: next(drawn)) == 0
+        assert (
+            selection.choose([0, 10**6], Fraction(1), 1.0, partial(lambda these, _: next(these), drawn)) == 0
+        )
 
 
 # The account
