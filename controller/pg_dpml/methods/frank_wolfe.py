@@ -147,19 +147,13 @@ class FrankWolfe(PrivateMethod[FrankWolfeOptions]):
         """Fix the ball, the steps and the noise."""
         loss = choose_loss(problem, options, CLIP_AT_ZERO, options.clip)
         delta = privacy.delta_for(problem.n_units)
-        bound = coordinate_bound(loss)
         radius = options.radius or RADIUS
-        noise = choices.calibrate(
-            bound=bound,
-            relation=privacy.relation,
-            choices=options.passes or _steps(problem, privacy, bound, radius),
-            candidates=2 * problem.n_weights,
-            n_units=problem.n_units,
-            max_rows_per_unit=problem.max_rows_per_unit,
-            epsilon=privacy.epsilon,
-            delta=delta,
+        spread = choices.sums_spread(
+            coordinate_bound(loss), privacy.relation, problem.n_units, problem.max_rows_per_unit
         )
-        descent = L1Descent(loss, radius, noise.choices)
+        steps = options.passes or _steps(problem, privacy, spread, radius)
+        noise = choices.calibrate(spread, steps, 2 * problem.n_weights, privacy.epsilon, delta)
+        descent = L1Descent(loss, radius, steps)
         warnings = tuple(privacy_warnings(problem, privacy, delta))
         guarantee = problem.guarantee(privacy, delta)
         return FrankWolfePlan(self.name, problem, descent, guarantee, noise, warnings)
@@ -174,7 +168,7 @@ def coordinate_bound(loss: Loss) -> float:
     return 1.0 if loss.kind == "softmax" else Loss(loss.kind, clip=loss.clip, huber_h=loss.huber_h).lipschitz
 
 
-def _steps(problem: Problem, privacy: PrivacySpec, bound: float, radius: float) -> int:
+def _steps(problem: Problem, privacy: PrivacySpec, spread: float, radius: float) -> int:
     """T at which the length of steps and the noise of choices cost about the same.
 
     Steps cost about C/T; choices cost about ln(2 d) spread sqrt(T)/(n epsilon_1), the Gumbel noise of 2 d
@@ -182,6 +176,5 @@ def _steps(problem: Problem, privacy: PrivacySpec, bound: float, radius: float) 
     """
     delta = privacy.delta_for(problem.n_units)
     one = math.sqrt(MOST_STEPS) * choices.run_epsilon(privacy.epsilon, delta, MOST_STEPS)
-    change = problem.max_rows_per_unit * 2.0 * privacy.relation.gradient_change(bound)
-    budget = radius * max(problem.n_units, 1) * one / (change * math.log(2 * problem.n_weights))
+    budget = radius * max(problem.n_units, 1) * one / (spread * math.log(2 * problem.n_weights))
     return min(max(round(STEPS_OF_BUDGET * math.pow(budget, 2.0 / 3.0)), 1), MOST_STEPS)

@@ -20,7 +20,7 @@ from pg_dpml.privacy.noise.base import Recorded
 from pg_dpml.privacy.releases import AdaptiveRun, GaussianRun
 from pg_dpml.spec.relation import Relation
 
-__all__ = ["ChoiceNoise", "calibrate", "choose", "run_epsilon"]
+__all__ = ["ChoiceNoise", "calibrate", "choose", "run_epsilon", "sums_spread"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ChoiceNoise(Recorded):
     @property
     def added_to(self) -> str:
         """What the noise is added to, in words."""
-        return "the sums that a step chooses its coefficient by"
+        return "the sums that choices are made by"
 
     def releases(self) -> GaussianRun | None:
         """All choices together. Source: privacy/README.md, "Frank-Wolfe"."""
@@ -77,7 +77,7 @@ class ChoiceNoise(Recorded):
                 "Noise",
                 f"gumbel, scale {scale:.4g} on each of the {self.candidates:,} sums of a choice: "
                 f"{self.choices:,} choices of epsilon = {self.choice_epsilon:.3g} each, "
-                f"rho = {self.rho:.4g} in all. Coefficients carry no noise; which are not 0 is random.",
+                f"rho = {self.rho:.4g} in all. What is chosen is random; its numbers carry no noise.",
             ),
         )
 
@@ -112,32 +112,45 @@ def run_epsilon(epsilon: float, delta: float, choices: int) -> float:
     return max(pure, adaptive.choice_epsilon(rho))
 
 
-def calibrate(
-    *,
-    bound: float,
-    relation: Relation,
-    choices: int,
-    candidates: int,
-    n_units: int,
-    max_rows_per_unit: int,
-    epsilon: float,
-    delta: float,
-) -> ChoiceNoise:
-    """Noise of choices by a sum over all rows for each candidate.
+def sums_spread(bound: float, relation: Relation, n_units: int, max_rows_per_unit: int) -> float:
+    """How far the difference of two sums over all rows moves between neighbouring tables.
 
     Parameters
     ----------
     bound : float
-        On the size of what a row adds to the sum of a candidate, in (0, inf); it may have either sign.
+        On the size of what a row adds to a sum, in (0, inf); it may have either sign, and a zero row adds 0.
     relation : Relation
-    choices : int
-        T >= 1.
-    candidates : int
-        >= 1.
     n_units : int
         n, units of privacy.
     max_rows_per_unit : int
         m.
+
+    Returns
+    -------
+    float
+        4 m bound (`replace_one`) or 2 m bound (`add_remove`), and the rounding of the sums, rounded up.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Frank-Wolfe".
+    """
+    of_unit = Fraction(bound) * max_rows_per_unit
+    # half for each of the two runs
+    rounding = n_units * of_unit * Fraction(composed.sum_rounding(max_rows_per_unit)) / 2
+    return math.nextafter(float(selection.signed_spread(of_unit, relation, rounding)), math.inf)
+
+
+def calibrate(spread: float, choices: int, candidates: int, epsilon: float, delta: float) -> ChoiceNoise:
+    """Noise of choices by a sum over all rows for each candidate.
+
+    Parameters
+    ----------
+    spread : float
+        From `sums_spread`, or from `adaptive.loss_spread`.
+    choices : int
+        T >= 1.
+    candidates : int
+        Of each choice, at most.
     epsilon : float
         Of all choices together, in (0, inf).
     delta : float
@@ -151,10 +164,6 @@ def calibrate(
     -----
     Source: privacy/README.md, "Frank-Wolfe".
     """
-    of_unit = Fraction(bound) * max_rows_per_unit
-    # half for each of the two runs
-    rounding = n_units * of_unit * Fraction(composed.sum_rounding(max_rows_per_unit)) / 2
-    spread = math.nextafter(float(selection.signed_spread(of_unit, relation, rounding)), math.inf)
     each = run_epsilon(epsilon, delta, choices)
     return ChoiceNoise("gumbel", choices, candidates, each, spread, choices * each**2 / 8.0 * ROUND_UP)
 
