@@ -43,6 +43,7 @@ TRAINING = "controller/pg_dpml/training"
 PRIVACY = "controller/pg_dpml/privacy"
 SPEC = "controller/pg_dpml/spec"
 TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
+TEST_ADAPTIVE = "tests/privacy/test_adaptive_descent.py"
 TEST_BUDGET = "tests/privacy/test_budget.py"
 TEST_CERTIFIED = "tests/controller/test_certified.py"
 TEST_FRANK_WOLFE = "tests/privacy/test_frank_wolfe.py"
@@ -897,6 +898,95 @@ MUTANTS = [
         "output.calibrate_gaussian(bound, 0.0, coordinates, mu / math.sqrt(steps))",
         "output.calibrate_gaussian(bound, 0.0, coordinates, mu)",
         f"{TEST_COORDINATE_CALIBRATION}::test_steps_on_coordinates_compose_exactly[7]",
+    ),
+    Mutant(
+        "exponential-noise-in-place-of-gumbel",
+        PRIVACY,
+        "        i = uniform(len(exact))\n"
+        "        if _decayed(rate * (exact[i] - best), uniform):\n"
+        "            return i\n",
+        "        drawn = [rate * error + Fraction(_exponential(uniform)) for error in exact]\n"
+        "        return drawn.index(min(drawn))\n\n\n"
+        "def _exponential(uniform: RandBelow) -> float:\n"
+        "    return -__import__('math').log1p(-uniform(2**53) / 2.0**53)\n",
+        f"{TEST_ADAPTIVE}::test_a_choice_has_the_distribution_of_gumbel_noise[losses1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "choice-charged-as-if-it-were-half",
+        PRIVACY,
+        "return math.sqrt(8.0 * rho) / ROUND_UP",
+        "return math.sqrt(16.0 * rho) / ROUND_UP",
+        f"{TEST_ADAPTIVE}::test_the_worst_pair_costs_no_more_than_is_paid[0.001-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "losses-of-a-replaced-row-move-one-way",
+        PRIVACY,
+        "selection.score_spread(of_unit, relation, rounding)",
+        "selection.score_spread(of_unit, Relation.ADD_REMOVE, rounding)",
+        f"{TEST_ADAPTIVE}::test_the_worst_pair_costs_no_more_than_is_paid[0.001-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "losses-of-one-row-a-unit",
+        PRIVACY,
+        "of_unit = Fraction(loss_clip) * max_rows_per_unit",
+        "of_unit = Fraction(loss_clip)",
+        f"{TEST_ADAPTIVE}::test_sums_of_neighbours[logistic-3-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "losses-clipped-on-one-side",
+        KERNELS,
+        "losses[j] += dpml_clamp(row_value(&options->loss, own, label), 0.0, options->loss_clip);",
+        "losses[j] += dpml_clamp(row_value(&options->loss, own, label), 0.0, INFINITY);",
+        f"{TEST_ADAPTIVE}::test_sums_of_neighbours[huber_svm-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "unnormalised-step",
+        METHODS,
+        "tried[:, np.newaxis] * (move / norm)",
+        "tried[:, np.newaxis] * move",
+        f"{TEST_ADAPTIVE}::test_steps_are_of_the_length_that_was_chosen",
+    ),
+    Mutant(
+        "averages-what-was-normalised",
+        METHODS,
+        "noisy = _averaged(noisy, known,",
+        "noisy = _averaged(noisy / max(float(np.linalg.norm(noisy)), 1e-300), known,",
+        f"{TEST_ADAPTIVE}::test_steps_are_of_the_length_that_was_chosen",
+    ),
+    Mutant(
+        "noise-on-a-measurement-halved",
+        PRIVACY,
+        "require_share(sampler_mu(n_weights), math.sqrt(2.0 * rho), ",
+        "require_share(sampler_mu(n_weights), math.sqrt(8.0 * rho), ",
+        f"{TEST_ADAPTIVE}::test_a_measurement_is_as_private_as_what_is_paid[huber_svm-1.0-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "filter-compares-after-spending",
+        PRIVACY,
+        "        left = self._left - sum(map(Fraction, costs))\n        if left < 0:",
+        "        left = self._left - sum(map(Fraction, costs))\n        if self._left < 0:",
+        f"{TEST_ADAPTIVE}::test_rho_is_never_overdrawn",
+    ),
+    Mutant(
+        "better-gradient-for-nothing",
+        METHODS,
+        "while left.pay(share - known, noise.share):",
+        "while left.pay(0.0 if known else share, noise.share):",
+        f"{TEST_ADAPTIVE}::test_rho_is_never_overdrawn",
+    ),
+    Mutant(
+        "blanked-rho-taken-for-replaced",
+        PRIVACY,
+        "Cost(_ceiling(steps**2 * loss)",
+        "Cost(_ceiling(steps * loss)",
+        f"{TEST_ADAPTIVE}::test_a_budget_takes_the_run_by_its_own_account[Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "choice-taken-for-gaussian-by-a-gdp-budget",
+        PRIVACY,
+        "max(2.0 * run.rho, run.choices * _pure_mu(run.choice_epsilon) ** 2)",
+        "2.0 * run.rho",
+        f"{TEST_ADAPTIVE}::test_a_budget_takes_the_run_by_its_own_account[Relation.REPLACE_ONE]",
     ),
 ]
 

@@ -35,6 +35,12 @@ PASSES = 120
 
 CLIP = 3.0
 LOSS_CLIP = 3.0
+"""Of the publication, which is about classes."""
+
+NUMBER_CLIP = 0.5
+NUMBER_LOSS_CLIP = 1.0
+"""For numbers to predict, in [-1, 1], whose losses and derivatives are smaller."""
+
 GROWTH = 0.1
 
 LENGTHS = 20
@@ -179,8 +185,10 @@ class DpAgdOptions(RegularisedOptions):
     """Options of dp-agd."""
 
     passes: int | None = shared_options.passes()
-    loss_clip: float = option(
-        Real(TINY, HUGE), "Bound on a row's loss where steps are chosen by losses.", default=LOSS_CLIP
+    loss_clip: float | None = option(
+        Real(TINY, HUGE),
+        "Bound on a row's loss, by which steps are chosen.",
+        f"{LOSS_CLIP:g}; for a number {NUMBER_LOSS_CLIP:g}",
     )
     growth: float = option(
         Real(1e-3, 1e3),
@@ -202,9 +210,10 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             'Feldman & Zrnic 2021; "Adaptive gradient descent").',
             sensitivity="D = 2 m C or m C for a sum of gradients; 2 m C' or m C' for the difference of two "
             "candidates' sums of losses, each row's clipped to [0, C'] (`loss_clip`).",
-            checked='delta > 0 and large enough for the sampler ("Floating point"); the widest noise of the run '
-            "against its grid; rounding of the sums. No limit of its own on the features.",
-            charged="(epsilon, delta), whatever the run spends; of a `zcdp` budget its rho.",
+            checked='delta > 0 and large enough for the sampler ("Floating point"); the widest noise of the '
+            "run against its grid; rounding of the sums. No limit of its own on the features.",
+            charged="(epsilon, delta), whatever the run spends; of a `zcdp` budget its rho, of a `gdp` "
+            'budget what its choices cost at most ("Adaptive gradient descent").',
             post_processing="Direction, average of noisy gradients, range of lengths, lambda.",
             corrected="(1) Noisy gradients are averaged before, not after, they are brought to norm 1. (2) A "
             "length is chosen with Gumbel noise, by exact coins, and costs epsilon_0^2/8; the published "
@@ -212,15 +221,16 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             "for 20 times the epsilon that it claims. (3) Every release is paid for before it is made, and "
             "rho is never overdrawn. (4) rho by the best conversion, 27 to 47 % more than by rho + 2 "
             "sqrt(rho ln(1/delta)). (5) The first gradient and a choice cost rho/120 each, in place of "
-            "epsilon/120 each by two different conversions.",
+            "epsilon/120 each by two different conversions: Adult at epsilon 0.1, add_remove, has 83.0 % "
+            "after 120 passes in place of 80.1 % after 1,773.",
         ),
     )
     options = DpAgdOptions
     examples = (
         Example(),
         Example(options={"loss": "huber_svm", "passes": 30, "lambda_": 0.01, "growth": 0.5}),
-        Example("multiclass"),
-        Example("regression"),
+        Example("multiclass", {"passes": 12}),
+        Example("regression", {"passes": 12}),
     )
 
     def plan(self, problem: Problem, privacy: PrivacySpec, options: DpAgdOptions) -> AdaptivePlan:
@@ -228,11 +238,13 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
         passes = PASSES if options.passes is None else options.passes
         if passes < 2:
             raise SpecError(f"method = {self.name} needs passes of at least 2: a gradient and a choice")
-        clipped = clipped_loss(problem, options, {"squared": CLIP}, CLIP)
+        clipped = clipped_loss(problem, options, {"squared": NUMBER_CLIP}, CLIP)
+        usual = NUMBER_LOSS_CLIP if problem.task == "regression" else LOSS_CLIP
+        loss_clip = usual if options.loss_clip is None else options.loss_clip
         delta = privacy.delta_for(problem.n_units)
         noise = adaptive.calibrate(
             bound=clipped.bound,
-            loss_clip=options.loss_clip,
+            loss_clip=loss_clip,
             relation=privacy.relation,
             rho=adaptive.run_rho(privacy.epsilon, delta, passes * problem.n_weights),
             passes=passes,
@@ -241,14 +253,13 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             max_rows_per_unit=problem.max_rows_per_unit,
             n_weights=problem.n_weights,
             n_features=problem.n_features,
-            # steps of the longest length, as if their directions were noise alone
-            score_stddev=LONGEST * math.sqrt(passes / 2 / problem.n_weights),
+            score_stddev=_walk(passes // 2) / math.sqrt(problem.n_weights),
         )
         work = AdaptiveDescent(
             loss=clipped.loss,
             lambda_=options.lambda_ or 0.0,
             gradient_clip=clipped.gradient_clip,
-            loss_clip=options.loss_clip,
+            loss_clip=loss_clip,
             passes=passes,
             growth=options.growth,
         )
@@ -256,6 +267,15 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
         return AdaptivePlan(
             self.name, problem, work, problem.guarantee(privacy, delta), noise, tuple(warnings)
         )
+
+
+def _walk(steps: int) -> float:
+    """Root mean square of how far so many steps go at most, if their directions are noise alone."""
+    longest, square = LONGEST, 0.0
+    for first in range(0, steps, RANGE_STEPS):
+        square += min(RANGE_STEPS, steps - first) * longest**2
+        longest = min(RANGE_GROWTH * longest, MOST_LENGTH)
+    return math.sqrt(square)
 
 
 def _gradient(job: Job, weights: FloatArray, work: AdaptiveDescent) -> FloatArray:

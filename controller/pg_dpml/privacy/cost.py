@@ -172,11 +172,11 @@ def cost_of(
 def _adaptive_cost(rule: str, run: AdaptiveRun, steps: int) -> Cost:
     """What a run costs between tables so many steps apart, by "zcdp" or "gdp".
 
-    Group privacy multiplies rho by steps^2, as it does mu^2. A choice is (epsilon, 0)-private, so it costs
-    the mu^2 of that, which is more than its part of rho buys in Gaussian noise: the dearest history has
-    choices alone. Source: privacy/README.md, "Budgets".
+    Group privacy multiplies rho by steps^2, as it does mu^2. A choice is (epsilon, 0)-private and costs the
+    mu^2 of that: the dearest history has Gaussian releases alone, or choices alone.
+    Source: privacy/README.md, "Adaptive gradient descent".
     """
-    loss = run.rho if rule == "zcdp" else run.choices * _pure_mu(run.choice_epsilon) ** 2
+    loss = run.rho if rule == "zcdp" else max(2.0 * run.rho, run.choices * _pure_mu(run.choice_epsilon) ** 2)
     return Cost(_ceiling(steps**2 * loss), _ceiling(run.delta))
 
 

@@ -57,7 +57,7 @@ class AdaptiveNoise(Recorded):
     n_weights : int
         Length of the weight vector.
     score_stddev : float
-        Of the noise in the score of a row of norm 1, at most.
+        Of the noise in the score of a row of norm 1, at most: that of directions that are noise alone.
     """
 
     kind: str
