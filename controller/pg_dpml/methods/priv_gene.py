@@ -125,9 +125,11 @@ class PrivGenePlan(Plan):
             models = work.children(parents, work.change(generation))
             sums = job.blocks.gradient(models.reshape(-1), work.options())
             job.require_all(sums.rows)
-            losses = np.zeros(work.models) if sums.losses is None else sums.losses
-            first = choices.choose(losses, self.noise)
             job.report("pass", generation + 1, work.generations)
+            if sums.losses is None:  # the model of an empty table is zero
+                continue
+            losses = sums.losses
+            first = choices.choose(losses, self.noise)
             if generation + 1 == work.generations:
                 parents = models[[first, first]]
                 continue
