@@ -54,12 +54,7 @@ def descended(x: FloatArray, y: FloatArray, work: Any) -> FloatArray:
     for _ in range(work.passes):
         sums = replay.gradient([replay.pack_dense(x, y)], weights, work.loss, losses=False)
         assert sums.gradient is not None
-        size = (
-            work.schedule.sizes(step + 1, 1)[0]
-            if hasattr(work.schedule, "sizes")
-            else work.schedule.step_size
-        )
-        weights -= size * (sums.gradient / N + work.lambda_ * weights)
+        weights -= work.schedule.step_size * (sums.gradient / N + work.lambda_ * weights)
     return weights
 
 

@@ -215,7 +215,7 @@ class MajorityPlan(Plan):
             weights[0, -1] = -at_zero[0] / rows[0] if rows[0] > 0.0 else 0.0
         elif self.problem.task == "binary":
             weights[0, -1] = -np.sign(at_zero[0])
-        else:
+        elif np.any(at_zero):
             weights[np.argmin(at_zero), -1] = 1.0
         return Result(weights.reshape(-1), self.work.passes)
 
