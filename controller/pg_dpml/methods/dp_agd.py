@@ -118,8 +118,9 @@ class AdaptiveDescent:
             ),
             (
                 "Steps",
-                f"of {LENGTHS} lengths from 0 to {LONGEST:g}; 0 is no step, and a better gradient for "
-                f"{1.0 + self.growth:g} times its share of the guarantee; {', '.join(shares)}",
+                f"one of {LENGTHS} lengths from 0 to {LONGEST:g}, later to {RANGE_GROWTH:g} times the longest "
+                f"of {RANGE_STEPS} steps; after length 0 a gradient is paid {1.0 + self.growth:g} times as "
+                f"much; {', '.join(shares)}",
             ),
         )
 
@@ -221,8 +222,8 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
             "for 20 times the epsilon that it claims. (3) Every release is paid for before it is made, and "
             "rho is never overdrawn. (4) rho by the best conversion, 27 to 47 % more than by rho + 2 "
             "sqrt(rho ln(1/delta)). (5) The first gradient and a choice cost rho/120 each, in place of "
-            "epsilon/120 each by two different conversions: Adult at epsilon 0.1, add_remove, has 83.0 % "
-            "after 120 passes in place of 80.1 % after 1,773.",
+            "epsilon/120 each by two different conversions: on a split of Adult at epsilon 0.1, "
+            "add_remove, that is 82.6 % after 106 passes in place of 80.1 % after 1,773.",
         ),
     )
     options = DpAgdOptions
