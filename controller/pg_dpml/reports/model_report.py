@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pg_dpml.blocks.encoder import FeatureNames
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown, visible
 from pg_dpml.reports.words import (
@@ -67,7 +68,10 @@ def noise_bound(model: Model) -> str:
 
 def coefficients(model: Model) -> list[Coefficient]:
     """Features with their weights and noise, the largest norm of weights first."""
-    names = model.training.get("features") or [f"feature {i + 1}" for i in range(model.n_features)]
+    names = model.training.get("features")
+    if names is None and model.encoder.get("columns"):
+        names = FeatureNames(model.encoder)
+    names = names or [f"feature {i + 1}" for i in range(model.n_features)]
     found = [Coefficient(*one) for one in zip(names, model.matrix.T.tolist(), _noise(model), strict=True)]
     return sorted(found, key=lambda one: -math.hypot(*one.weights))
 
