@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,10 +20,11 @@ import pg_dpml
 from anytable import PRIVACY, YES, encoded, refused, run
 from pg_dpml.cli.framework import app
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.spec.columns import Column
+from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.tables.checks import check_table
+from pg_dpml.tables.loading import load_svmlight
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
@@ -429,9 +431,7 @@ def test_units_of_several_rows(connection: psycopg.Connection, table: str, clean
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "sufficient-statistics"])
 def test_methods_of_a_matrix_say_which_take_so_many_features(database: str, method: str) -> None:
     label = {"lower": 0, "upper": 1} if method == "sufficient-statistics" else {"positive": True}
-    data = DataSpec(
-        "rows", pg_dpml.Label("y", **label), (Column("v", indices="i", first_index=1, length=10**6),)
-    )
+    data = DataSpec("rows", Label("y", **label), (Column("v", indices="i", first_index=1, length=10**6),))
     with pytest.raises(GuaranteeError, match=r"at most 2500 features, not 1000001: .*dp-gd"):
         pg_dpml.plan(database, data, PRIVACY, TrainSpec(method))
 
@@ -442,3 +442,138 @@ def test_auto_takes_a_million_features(database: str, clean: None) -> None:
     assert pg_dpml.plan(database, data, privacy, TrainSpec()).method == "dp-gd"
     result = pg_dpml.train(database, data, privacy, TrainSpec("dp-gd", passes=1), name="wide")
     assert len(result.model.weights) == 10**6 + 1
+
+
+def test_predictions_and_noisy_errors(
+    connection: psycopg.Connection, table: str, database: str, clean: None
+) -> None:
+    """The column of indices is looked for, and has to be public in its definition, too."""
+    name = run(connection, DataSpec("rows", YES, (VALUES,)))
+    dpml(database, "predict", name, "--table", "rows", "--id", "id", "--into", table)
+    assert scalar(connection, f"SELECT count(prediction) FROM {table}") == 300
+    assert "error" in dpml(database, "evaluate", name, "--table", "rows", "--epsilon", "1")
+    connection.execute("CREATE TABLE lacking AS SELECT id, v, y FROM rows")
+    with pytest.raises(SpecError, match="column i does not exist in lacking"):
+        pg_dpml.evaluate(database, name, "lacking", public=True)
+    connection.execute("DROP TABLE lacking")
+    if connection.info.server_version >= 180000:
+        connection.execute(
+            "CREATE TABLE computed (v float8[], i int[] GENERATED ALWAYS AS (ARRAY[1]) VIRTUAL, y bool)"
+        )
+        noisy = ["evaluate", name, "--table", "computed", "--epsilon", "1", "--dsn", database]
+        assert "column i, which is computed" in CliRunner().invoke(app, noisy).stderr
+        with pytest.raises(GuaranteeError, match="column i is computed"):
+            run(connection, DataSpec("computed", YES, (VALUES,)))
+        connection.execute("DROP TABLE computed")
+
+
+# svmlight files
+
+
+def write(path: Path, lines: str) -> str:
+    path.write_text(lines, encoding="utf-8")
+    return str(path)
+
+
+def test_load(connection: psycopg.Connection, table: str, database: str, tmp_path: Path) -> None:
+    """Unsorted indices are sorted, comments, qid, CRLF and blank lines are no rows and no features."""
+    file = write(tmp_path / "rows.svm", "# made\r\n+1 3:2 1:0.5\r\n\r\n-1 qid:7 2:1e-3 # last\n0.25\n")
+    said = dpml(database, "load", file, table)
+    assert connection.execute(f"SELECT * FROM {table}".encode()).fetchall() == [
+        (1.0, [1, 3], [0.5, 2.0]),
+        (-1.0, [2], [0.001]),
+        (0.25, [], []),
+    ]
+    assert "NOT PRIVATE" in said
+    assert f"{table}: 3 rows of label, indices and values; largest index 3, at most 2 numbers a row" in said
+    assert "1 lines have a qid" in said
+    assert f"Next: dpml inspect {table} --label label" in said
+    assert "first_index = 1" in said
+    assert "3 or more" in said
+    template = dpml(database, "inspect", table, "--label", "label")
+    assert 'indices = "indices"' in template
+
+
+def test_load_from_0(connection: psycopg.Connection, table: str, database: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.svm", "1 0:2 4:1\n")
+    said = dpml(database, "load", file, table, "--first-index", "0", "--format", "json")
+    found = json.loads(said)
+    assert (found["rows"], found["largest_index"], found["first_index"]) == (1, 4, 0)
+    assert scalar(connection, f"SELECT indices FROM {table}") == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("1 1:2\n" * 5000 + "1 0:2\n", "line 5001: index 0, .* --first-index 0 .*; nothing was loaded"),
+        ("1 1:2\n1 2:x\n", "line 2: the value of index 2"),
+        ("1 7:1 7:1\n", "line 1: index 7 is there twice"),
+        ("", "has no rows"),
+    ],
+)
+def test_nothing_is_half_loaded(
+    connection: psycopg.Connection, database: str, tmp_path: Path, lines: str, message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_svmlight(database, write(tmp_path / "rows.svm", lines), "half")
+    assert scalar(connection, "SELECT to_regclass('half')") is None
+
+
+def test_load_names_a_new_table(connection: psycopg.Connection, database: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.svm", "1 1:2\n")
+    for name, message in (
+        ("rows", "table rows exists: choose another name for TABLE, or drop it first"),
+        ("no.where", "TABLE: there is no schema no"),
+        ("a b", "TABLE must be the name of a new table"),
+        ("dpml.x", "TABLE: schema dpml is for the extension's own tables"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            load_svmlight(database, file, name)
+    said = dpml(database, "load", file, '"My rows"')
+    assert "Next: dpml inspect '\"My rows\"' --label label" in said
+    assert scalar(connection, 'SELECT values FROM "My rows"') == [2.0]
+    connection.execute('DROP TABLE "My rows"')
+    with pytest.raises(SpecError, match="--first-index must be 0 or 1, not 2"):
+        load_svmlight(database, file, "other", first_index=2)
+
+
+def test_load_from_standard_input(connection: psycopg.Connection, table: str, database: str) -> None:
+    done = CliRunner().invoke(app, ["load", "-", table, "--dsn", database], input=b"1 1:2\n-1 2:3\n")
+    assert done.exit_code == 0, done.stderr
+    assert scalar(connection, f"SELECT count(*) FROM {table}") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "epsilon", "least"), [("a9a", 123, 1.0, 0.80), ("rcv1_small", 47236, 50.0, 0.60)]
+)
+def test_public_files(
+    connection: psycopg.Connection,
+    database: str,
+    clean: None,
+    name: str,
+    length: int,
+    epsilon: float,
+    least: float,
+) -> None:
+    """Load, train, predict, evaluate and export."""
+    folder = os.environ.get("PG_DPML_DATA")
+    if folder is None or not (Path(folder) / f"{name}_train.svm.gz").exists():
+        pytest.skip(f"PG_DPML_DATA names no folder with {name}_train.svm.gz")
+    for part in ("train", "test"):
+        load_svmlight(database, str(Path(folder) / f"{name}_{part}.svm.gz"), f"{name}_{part}")
+    column = Column("values", indices="indices", first_index=1, length=length)
+    label = Label("label", positive=1, negative=-1)  # type: ignore[arg-type]
+    data = DataSpec(f"{name}_train", label, (column,), intercept=False)
+    pg_dpml.train(database, data, PrivacySpec(epsilon, 1e-6), TrainSpec("dp-gd"), name=name)
+    found = pg_dpml.evaluate(database, name, f"{name}_test", public=True)
+    assert found.accuracy is not None
+    assert found.accuracy > least
+    exported = json.loads(dpml(database, "export", name))
+    assert len(exported["weights"][0]) == length
+    expression = dpml(database, "export", name, "--format", "sql")
+    worst = scalar(
+        connection,
+        f"SELECT max(abs(dpml.predict_value('{name}', t) - {expression})) "
+        f"FROM (SELECT * FROM {name}_test LIMIT 200) t",
+    )
+    assert worst < 1e-5

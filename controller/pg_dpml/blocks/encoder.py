@@ -22,6 +22,7 @@ from pg_dpml.spec.dates import DATE_KINDS, date_number
 __all__ = [
     "FeatureNames",
     "as_in_catalog",
+    "columns_read",
     "compared_label",
     "completed",
     "encode_column",
@@ -159,6 +160,12 @@ def completed(column: Mapping[str, Any]) -> dict[str, Any]:
 def is_sparse(encoder: Mapping[str, Any]) -> bool:
     """Whether an encoder has a sparse column: its rows may store far fewer numbers than the longest one."""
     return any(column["kind"] == "sparse" for column in encoder["columns"])
+
+
+def columns_read(encoder: Mapping[str, Any]) -> list[str]:
+    """Names of the table's columns that an encoder reads, without the label, in the order of its records."""
+    pairs = ((column["name"], column.get("indices")) for column in encoder["columns"])
+    return [name for pair in pairs for name in pair if name is not None]
 
 
 class FeatureNames(Sequence[str]):
