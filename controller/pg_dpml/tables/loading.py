@@ -153,7 +153,8 @@ def loaded_text(loaded: Loaded) -> str:
             "",
             f"Next: dpml inspect {_argument(loaded.table)} --label label > spec.toml",
             f"Fill in first_index = {loaded.first_index}, and as length the number of features that the",
-            f"documentation of the data gives, which is public: {length:,} or more, as a row with a larger index has no features",
+            f"documentation of the data gives, which is public: {length:,} or more, as a row with a larger "
+            "index has no features",
         ]
     )
 
