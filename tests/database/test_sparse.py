@@ -18,8 +18,14 @@ from typer.testing import CliRunner
 
 import pg_dpml
 from anytable import PRIVACY, YES, encoded, refused, run
+from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.packing import pack
+from pg_dpml.blocks.source import resolve
 from pg_dpml.cli.framework import app
+from pg_dpml.database.database import Database
+from pg_dpml.database.session import sql
 from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.runs.train import start_run
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
@@ -577,3 +583,29 @@ def test_public_files(
         f"FROM (SELECT * FROM {name}_test LIMIT 200) t",
     )
     assert worst < 1e-5
+
+
+def test_long_rows_among_short_ones_keep_their_place(
+    connection: psycopg.Connection, database: str, table: str, clean: None
+) -> None:
+    """A row longer than a page is a block by itself, out of line, and the blocks stay in order."""
+    connection.execute(
+        f"CREATE TABLE {table} AS SELECT g % 2 = 0 AS y, s.v, s.i FROM generate_series(1, 300) g, LATERAL "
+        "(SELECT array_agg(p + 0.5::float8) AS v, array_agg(p) AS i "
+        "FROM generate_series(1, CASE WHEN g % 7 = 0 THEN 4000 ELSE 3 END) p) s".encode()
+    )
+    column = Column("v", indices="i", first_index=1, length=5000)
+    with Database(database).session("REPEATABLE READ") as session:
+        source = resolve(session, DataSpec(table, YES, (column,)))
+        start_run(session)
+        packed = pack(session, source)
+        numbers = session.fetch(sql.SQL("SELECT block_no FROM {}").format(packed.blocks))
+        rows = session.fetch(
+            sql.SQL(
+                "SELECT pg_catalog.octet_length(r.row) FROM {} AS b, dpml.rows(b.block) AS r(row)"
+            ).format(packed.blocks)
+        )
+        Blocks(session, source, packed).drop()
+    assert [number for (number,) in numbers] == list(range(packed.n_blocks))
+    assert sorted(size for (size,) in rows) == [24 + 4 * 8] * 258 + [24 + 4001 * 8] * 42
+    assert 43 <= packed.n_blocks <= 90
