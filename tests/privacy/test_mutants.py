@@ -57,6 +57,7 @@ TEST_REPLAY = "tests/privacy/test_replay.py"
 TEST_SELECTION = "tests/privacy/test_selection.py"
 TEST_SCORES = "tests/controller/test_scores.py"
 
+TEST_ENCODE = "tests/kernels/test_encode.py"
 TEST_STEP_NOISE = "tests/kernels/test_step_noise.py"
 TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
 TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
@@ -68,6 +69,27 @@ TEST_COORDINATES = "tests/privacy/test_coordinate_replay.py"
 TEST_COORDINATE_CALIBRATION = "tests/privacy/test_coordinate_calibration.py"
 
 MUTANTS = [
+    Mutant(
+        "sparse-row-writes-beside-its-column",
+        KERNELS,
+        "value->places[i] >= (uint32_t) column->width ||",
+        "",
+        f"{TEST_ENCODE}::test_sparse_column_with_bad_places_is_zero[places2]",
+    ),
+    Mutant(
+        "sparse-index-counts-twice",
+        KERNELS,
+        "value->places[i] <= value->places[i - 1]",
+        "value->places[i] < value->places[i - 1]",
+        f"{TEST_ENCODE}::test_sparse_column_with_bad_places_is_zero[places0]",
+    ),
+    Mutant(
+        "sparse-norm-without-its-last-entries",
+        KERNELS,
+        "rest += x[i] * x[i];\n\t}\n\tsquares = (((lane",
+        "rest += 0.0;\n\t}\n\tsquares = (((lane",
+        f"{TEST_ENCODE}::test_norm_of_a_sparse_vector_is_that_of_the_dense_one_bit_for_bit",
+    ),
     Mutant(
         "added-unit-without-the-growth",
         PRIVACY,
@@ -192,8 +214,8 @@ MUTANTS = [
     Mutant(
         "features-clipped-on-one-side",
         KERNELS,
-        "(float) dpml_clamp(work[i], -1.0, 1.0)",
-        "(float) dpml_clamp(work[i], -DBL_MAX, 1.0)",
+        "x[i] = dpml_clamp(x[i], -1.0, 1.0)",
+        "x[i] = dpml_clamp(x[i], -DBL_MAX, 1.0)",
         f"{TEST_FRANK_WOLFE}::test_a_unit_moves_the_difference_of_two_candidates_by_the_spread[1-logistic-Relation.REPLACE_ONE]",
     ),
     Mutant(

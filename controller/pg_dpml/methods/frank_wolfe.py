@@ -5,10 +5,11 @@ Talwar, Thakurta & Zhang 2014, as in Iyengar et al. 2019, Algorithm 3. Rows have
 [-1, 1] and no bound on their norm, so the noise grows with the logarithm of the number of features alone, and
 a model of T steps has at most T coefficients that are not zero.
 
-Constants were compared on training rows of Adult (39,073) and Covertype (464,810). Adult at epsilon = 0.1, radii
-of 8, 16 and 32 at the best of 20, 40, 80 and 160 steps: 77.2, 79.2 and 79.5; at epsilon = 1, radii of 16, 32
-and 64 at the best of 40 to 320: 83.3, 83.4 and 83.4. Covertype at epsilon = 1, radii of 16 and 64 at 200 steps:
-65.3 and 52.3. The default takes 42 and 184 steps on Adult, 200 on Covertype.
+Constants were compared on training rows of Adult (39,073) and Covertype (464,810). Adult at
+epsilon = 0.1, radii of 8, 16 and 32 at the best of 20, 40, 80 and 160 steps: 77.2, 79.2 and 79.5; at
+epsilon = 1, radii of 16, 32 and 64 at the best of 40 to 320 steps: 83.3, 83.4 and 83.4. Covertype at
+epsilon = 1, radii of 16 and 64 at 200 steps: 65.3 and 52.3. The default takes 42 and 184 steps on Adult,
+and 200 on Covertype.
 """
 
 from __future__ import annotations

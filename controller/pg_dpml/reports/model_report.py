@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pg_dpml.blocks.encoder import FeatureNames
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown, visible
 from pg_dpml.reports.words import (
@@ -72,9 +73,13 @@ def noise_bound(model: Model) -> str:
 
 def coefficients(model: Model) -> list[Coefficient]:
     """Features whose weights are not all 0, with these and their noise, the largest norm of weights first."""
-    names = model.training.get("features") or [f"feature {i + 1}" for i in range(model.n_features)]
-    every = zip(names, model.matrix.T, _noise(model), strict=True)
-    found = [Coefficient(name, row.tolist(), noise) for name, row, noise in every if np.any(row)]
+    names = model.training.get("features")
+    if names is None and model.encoder.get("columns"):
+        names = FeatureNames(model.encoder)
+    names = names or [f"feature {i + 1}" for i in range(model.n_features)]
+    noise, weights = _noise(model), model.matrix.T
+    kept = np.flatnonzero(np.any(weights, axis=1)).tolist()
+    found = [Coefficient(names[i], weights[i].tolist(), noise[i]) for i in kept]
     return sorted(found, key=lambda one: -math.hypot(*one.weights))
 
 

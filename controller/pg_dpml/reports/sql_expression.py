@@ -69,7 +69,7 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     Raises
     ------
     SpecError
-        If the encoding has no plain SQL form (images, projections), or has too many columns, or
+        If the encoding has no plain SQL form (images, projections, sparsevec), or has too many columns, or
         features for the norm of the whitened row.
     """
     if what not in EXPRESSIONS:
@@ -79,6 +79,11 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
         raise SpecError(
             f"model {shown(model.name)} reduces images or projects features, which has no plain SQL form: "
             "use dpml.predict, or export --format json"
+        )
+    if any(c["kind"] == "sparse" and c.get("indices") is None for c in encoder["columns"]):
+        raise SpecError(
+            f"model {shown(model.name)} reads a sparsevec of pgvector, which has no plain SQL form: use "
+            "dpml.predict, or export --format json"
         )
     whitened = model.whitening is not None and (what == "value" or model.task == "regression")
     if whitened and model.n_features > MOST_WHITENED:
@@ -200,6 +205,8 @@ def _column(
         return _category(i, column, _operand(name, column_type), weights)
     if column["kind"] == "array":
         return _array(i, column, name, column_type, weights)
+    if column["kind"] == "sparse":
+        return _sparse(i, column, name, weights)
     if column["kind"] == "boolean":
         no = -1 if column["scale"] == "center" else 0
         value = f"(CASE WHEN {name} THEN 1 WHEN NOT {name} THEN {no} ELSE 0 END)::float8"
@@ -306,5 +313,30 @@ def _array(
         )
         for k, row in enumerate(weights)
     }
+    values[f"x{i}_q"] = over_elements("e.x * e.x")
+    return _Part(values, [f"x.x{i}_{k + 1}" for k in range(len(weights))], f"x.x{i}_q")
+
+
+def _sparse(i: int, column: Mapping[str, Any], name: str, weights: list[list[float]]) -> _Part:
+    """A subquery over the given elements; a row whose indices do not fit counts as zeros."""
+    indices = sql.Identifier("t", column["indices"]).as_string(None)
+    first = int(column["first_index"])
+    last = first + int(column["length"]) - 1
+    fits = (
+        f"cardinality({name}) = cardinality({indices}) AND NOT EXISTS (SELECT FROM unnest({indices}) AS u(k) "
+        f"GROUP BY u.k HAVING count(*) > 1 OR (u.k BETWEEN {first} AND {last}) IS NOT TRUE)"
+    )
+    scaled = _scaled(column, "u.v::float8")
+
+    def over_elements(term: str) -> str:
+        return (
+            f"CASE WHEN {fits} THEN coalesce((SELECT sum({term}) FROM (SELECT {scaled} AS x, u.k "
+            f"FROM unnest({name}, {indices}) AS u(v, k)) AS e), 0) ELSE 0 END"
+        )
+
+    values = {}
+    for k, row in enumerate(weights):
+        listed = f"('{{{','.join(repr(float(w)) for w in row)}}}'::float8[])"
+        values[f"x{i}_{k + 1}"] = over_elements(f"e.x * {listed}[(e.k - {first - 1})::integer]")
     values[f"x{i}_q"] = over_elements("e.x * e.x")
     return _Part(values, [f"x.x{i}_{k + 1}" for k in range(len(weights))], f"x.x{i}_q")

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.encoder import is_sparse
 from pg_dpml.blocks.packing import pack
 from pg_dpml.blocks.preparing import require_plannable, require_runnable
 from pg_dpml.blocks.query import count_units
@@ -367,7 +368,7 @@ def released_model(
             where=source.where,
             n_units=decided.problem.n_units,
             passes=result.passes,
-            features=source.feature_names,
+            features=None if is_sparse(source.encoder) else tuple(source.feature_names),
             versions=versions(session),
             method=decided.work.record(decided.problem.n_units),
             tuning=tuning,
