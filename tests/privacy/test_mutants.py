@@ -196,7 +196,7 @@ MUTANTS = [
         f"{TEST_SELECTION}::test_the_spread_makes_it_private",
     ),
     Mutant(
-        "exponential-noise-in-place-of-gumbel",
+        "exponential-noise-in-a-step-of-frank-wolfe",
         PRIVACY,
         "best = int(np.argmin(values))\n",
         "best = int(np.argmin(values))\n"
@@ -924,13 +924,9 @@ MUTANTS = [
     Mutant(
         "exponential-noise-in-place-of-gumbel",
         PRIVACY,
-        "        i = uniform(len(exact))\n"
-        "        if _decayed(rate * (exact[i] - best), uniform):\n"
-        "            return i\n",
-        "        drawn = [rate * error + Fraction(_exponential(uniform)) for error in exact]\n"
-        "        return drawn.index(min(drawn))\n\n\n"
-        "def _exponential(uniform: RandBelow) -> float:\n"
-        "    return -__import__('math').log1p(-uniform(2**53) / 2.0**53)\n",
+        "        drawn = uniform(int(ends[-1]))\n",
+        "        noisy = [float(rate) * one - np.log1p(-uniform(2**53) / 2.0**53) for one in excess]\n"
+        "        return noisy.index(min(noisy))\n",
         f"{TEST_ADAPTIVE}::test_a_choice_has_the_distribution_of_gumbel_noise[losses1-Relation.ADD_REMOVE]",
     ),
     Mutant(

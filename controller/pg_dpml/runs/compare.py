@@ -210,6 +210,7 @@ def compare(
     Notes
     -----
     Everything is done in one transaction that keeps nothing: no model, no charge, no work table.
+    A method that needs rows bounded in another way (frank-wolfe) is measured on random splits of its own.
     A model trained on a portion of the rows is a little less accurate than one trained on all rows.
     The squared error of a row is clipped at the square of the label's range.
     Source: privacy/README.md, "Scores and errors".
