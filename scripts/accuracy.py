@@ -51,7 +51,7 @@ NOT_LIKE_FOR_LIKE = (
     "for like: features and numbers of rows differ, and their settings were tuned on the test data."
 )
 
-TABLE_WIDTH = 100
+TABLE_WIDTH = 110
 """Of the table for people, in a narrower terminal, too: cells cut short would say little."""
 
 log = Console(stderr=True, highlight=False, soft_wrap=True)

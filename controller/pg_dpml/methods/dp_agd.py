@@ -118,9 +118,9 @@ class AdaptiveDescent:
             ),
             (
                 "Steps",
-                f"one of {LENGTHS} lengths from 0 to {LONGEST:g}, later to {RANGE_GROWTH:g} times the longest "
-                f"of {RANGE_STEPS} steps; after length 0 a gradient is paid {1.0 + self.growth:g} times as "
-                f"much; {', '.join(shares)}",
+                f"one of {LENGTHS} lengths from 0 to {LONGEST:g}, later to {RANGE_GROWTH:g} times the "
+                f"longest of {RANGE_STEPS} steps; after length 0 a gradient is paid "
+                f"{1.0 + self.growth:g} times as much; {', '.join(shares)}",
             ),
         )
 
