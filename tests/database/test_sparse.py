@@ -457,6 +457,13 @@ def test_predictions_and_noisy_errors(
     name = run(connection, DataSpec("rows", YES, (VALUES,)))
     dpml(database, "predict", name, "--table", "rows", "--id", "id", "--into", table)
     assert scalar(connection, f"SELECT count(prediction) FROM {table}") == 300
+    connection.execute(
+        f"CREATE VIEW scored AS SELECT id, dpml.predict('{name}', r) AS p FROM rows r".encode()
+    )
+    different = f"SELECT count(*) FROM scored JOIN {table} USING (id) WHERE p <> prediction"
+    assert scalar(connection, different) == 0
+    assert scalar(connection, "SELECT count(DISTINCT p) FROM scored") == 2
+    connection.execute("DROP VIEW scored")
     assert "error" in dpml(database, "evaluate", name, "--table", "rows", "--epsilon", "1")
     connection.execute("CREATE TABLE lacking AS SELECT id, v, y FROM rows")
     with pytest.raises(SpecError, match="column i does not exist in lacking"):
