@@ -492,7 +492,7 @@ COMMENT ON COLUMN dpml.datasets.min_epsilon IS
 COMMENT ON COLUMN dpml.datasets.max_epsilon IS 'largest epsilon of one request';
 COMMENT ON COLUMN dpml.datasets.min_delta IS 'least delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_delta IS 'largest delta of one request';
-COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes that one request may name';
+COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes over the table that one request may take';
 COMMENT ON COLUMN dpml.datasets.allow_certified IS
 'whether a request may have solver = certified, whose number of passes depends on the rows and can be counted in pg_stat_io';
 COMMENT ON COLUMN dpml.datasets.offered IS 'false once it was withdrawn';

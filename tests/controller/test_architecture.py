@@ -48,7 +48,7 @@ ROOMS = [
 
 MOST_FILES = 12
 CATALOGUE = PACKAGE / "methods"
-"""The one folder that may have more: its files are alike, one a method, and no code asks for one by its place."""
+"""The one folder that may have more: a file for each method, and no code asks for one by its place."""
 
 MOST_LINES = 400
 LONG = "Long because "

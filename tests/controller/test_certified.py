@@ -15,6 +15,7 @@ import pytest
 
 import oracles
 import replay
+from kernel_job import KernelJob
 from neighbours import LOSSES, FloatArray, Table
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
@@ -405,6 +406,19 @@ def test_a_lambda_too_small_for_float64_is_refused() -> None:
         plan(lambda_=1e-15)
     with pytest.raises(GuaranteeError, match=r"clip"):
         plan(lambda_=1e6, clip=1e-300)
+
+
+@pytest.mark.parametrize("huber_h", [1e200, 1e270])
+def test_a_minimiser_too_long_for_float64_is_not_looked_for(huber_h: float) -> None:
+    """No point would be short enough to be kept, and for most tables the search would have no end."""
+    problem = Problem(5, 1, 1, "binary")
+    with pytest.raises(GuaranteeError, match=r"minimiser may be as long as \d\.\de\+[12]\d\d.*larger lambda"):
+        plan(problem, loss="huber_svm", huber_h=huber_h, lambda_=1e-160, solver="certified")
+    blocks = [replay.pack_dense(np.full((5, 1), 0.99), np.ones(5), None)]
+    for method in ("objpert", "amp", "amp-hf"):
+        chosen = decide(problem, ONE, TrainSpec(method, loss="huber_svm", huber_h=huber_h))
+        for _ in range(5):
+            assert np.all(np.isfinite(chosen.run(KernelJob(chosen, blocks)).weights))
 
 
 def test_the_solver_is_chosen_by_what_is_given() -> None:

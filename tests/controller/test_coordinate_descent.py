@@ -196,11 +196,12 @@ def test_several_classes_are_refused_with_the_methods_that_take_them(method: str
         decide(MNIST, privacy, TrainSpec(method))
 
 
+@pytest.mark.parametrize("lambda_", [0.0, 1e-300])
 @pytest.mark.parametrize("method", [*DUAL, "scd"])
-def test_lambda_must_be_above_zero(method: str) -> None:
+def test_lambda_must_be_well_above_zero(method: str, lambda_: float) -> None:
     privacy = PrivacySpec(1.0) if method in PRIVATE else None
-    with pytest.raises(SpecError, match=f"lambda must be above 0 for method = {method}"):
-        decide(ADULT, privacy, TrainSpec(method, lambda_=0.0))
+    with pytest.raises(SpecError, match=f"lambda must be at least 1e-100 for method = {method}"):
+        decide(ADULT, privacy, TrainSpec(method, lambda_=lambda_))
 
 
 @pytest.mark.parametrize("method", PRIVATE)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from decimal import Decimal
@@ -26,6 +27,7 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import BudgetError, RunFailedError, SpecError
 from pg_dpml.ledger import opening
 from pg_dpml.runs import datasets, requests
+from pg_dpml.spec.columns import Column, Label
 from pg_dpml.training import scd as passes
 from pg_dpml.training.job import Job
 from pg_dpml.training.scd import Scd
@@ -278,8 +280,38 @@ def test_rows_that_memory_does_not_hold_are_refused_before_the_charge(
     ):
         with pytest.raises(SpecError, match=r"need all rows in memory, 1 MB, and dpml\.work_mem is 64kB"):
             run()
+    with pytest.raises(SpecError, match=r"must be in memory, 1 MB, and dpml\.work_mem is 64kB"):
+        pg_dpml.train(small, crowd, PRIVACY, TrainSpec("seq-dp-scd"), name="m")
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
-    pg_dpml.train(small, crowd, PRIVACY, TrainSpec("seq-dp-scd"), name="m")
+
+
+@pytest.mark.parametrize(("method", "unit"), [("dp-scd", None), ("dp-scd", "id"), ("seq-dp-scd", "id")])
+def test_memory_that_is_accepted_suffices_for_the_longest_rows(
+    database: str, connection: psycopg.Connection, table: str, method: str, unit: str | None
+) -> None:
+    """Else a row that is longer than a zero row would decide whether a charged run fails."""
+    levels = tuple(f"level {i}" for i in range(40))
+    connection.execute(
+        f"CREATE TABLE {table} AS SELECT i AS id, 'level ' || i % 40 AS level, "
+        "CASE WHEN i % 2 = 0 THEN 'yes' ELSE 'no' END AS y FROM generate_series(1, 3000) AS i".encode()
+    )
+    label = Label("y", positive="yes", negative="no")
+    data = DataSpec(table, label, (Column("level", levels=levels, centered=False),), unit=unit)
+    training = TrainSpec(method, passes=2)
+
+    def connected(kilobytes: int) -> str:
+        return f"{database} options='-c dpml.work_mem={kilobytes}kB'"
+
+    def accepted(kilobytes: int) -> bool:
+        try:
+            pg_dpml.plan(connected(kilobytes), data, PRIVACY, training)
+        except SpecError:
+            return False
+        return True
+
+    least = bisect.bisect_left(range(1024), True, lo=64, key=accepted)
+    assert 64 < least < 1024
+    pg_dpml.train(connected(least), data, PRIVACY, training, name="m")
 
 
 def test_a_pass_that_misses_a_block_stores_no_model(

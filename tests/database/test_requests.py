@@ -743,7 +743,11 @@ BAD_OPTIONS = {
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gs"}}': (
         r"method must be one of auto, (?!.*(lbfgs|noiseless)).*, not 'dp-gs'; did you mean"
     ),
-    '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gd", "passes": 1001}}': "passes must be",
+    '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-gd", "passes": 1001}}': (
+        "would read the table 1001 times, and data set census .* allows 1000 passes a request"
+    ),
+    '{"privacy": {"epsilon": 0.1}, "training": '
+    '{"method": "primal-dp-scd", "passes": 500, "coordinates": 1}}': r"would read the table \d{4,} times",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on", "lambda": 1e999}}': "lambda must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-sgd", "batch_size": 100000}}': "batch",
     '{"privacy": {"epsilon": 0.51}}': "epsilon must be at most 0.5 a request, not 0.51",

@@ -457,6 +457,13 @@ def test_predictions_and_noisy_errors(
     name = run(connection, DataSpec("rows", YES, (VALUES,)))
     dpml(database, "predict", name, "--table", "rows", "--id", "id", "--into", table)
     assert scalar(connection, f"SELECT count(prediction) FROM {table}") == 300
+    connection.execute(
+        f"CREATE VIEW scored AS SELECT id, dpml.predict('{name}', r) AS p FROM rows r".encode()
+    )
+    different = f"SELECT count(*) FROM scored JOIN {table} USING (id) WHERE p <> prediction"
+    assert scalar(connection, different) == 0
+    assert scalar(connection, "SELECT count(DISTINCT p) FROM scored") == 2
+    connection.execute("DROP VIEW scored")
     assert "error" in dpml(database, "evaluate", name, "--table", "rows", "--epsilon", "1")
     connection.execute("CREATE TABLE lacking AS SELECT id, v, y FROM rows")
     with pytest.raises(SpecError, match="column i does not exist in lacking"):
@@ -609,3 +616,16 @@ def test_long_rows_among_short_ones_keep_their_place(
     assert [number for (number,) in numbers] == list(range(packed.n_blocks))
     assert sorted(size for (size,) in rows) == [24 + 4 * 8] * 258 + [24 + 4001 * 8] * 42
     assert 43 <= packed.n_blocks <= 90
+
+
+@pytest.mark.parametrize("method", ["auto", "bolt-on", "dp-sgd", "dp-scd"])
+@pytest.mark.parametrize("rows", ["LIMIT 0", "LIMIT 1", "WHERE id < 4"])
+def test_tiny_tables(
+    connection: psycopg.Connection, table: str, database: str, clean: None, method: str, rows: str
+) -> None:
+    """No row, one, and rows none of which has a number in its place."""
+    bad = "v" if "LIMIT" in rows else "'{1}'::float8[] AS v"
+    connection.execute(f"CREATE TABLE {table} AS SELECT {bad}, i, y FROM rows {rows}".encode())
+    training = TrainSpec(method)
+    found = pg_dpml.train(database, DataSpec(table, YES, (VALUES,)), PRIVACY, training, name="tiny")
+    assert np.isfinite(found.model.weights).all()

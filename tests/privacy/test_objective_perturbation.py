@@ -18,6 +18,7 @@ from scipy import stats
 import neighbours
 from kernel_job import KernelJob
 from neighbours import LONGEST_ROW, FloatArray
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.methods import objective_perturbation
 from pg_dpml.privacy.accounting import objective as accounting
@@ -366,16 +367,19 @@ def test_a_plan_pays_for_its_parts(
 def test_bad_arguments_are_refused() -> None:
     problem, privacy = Problem(1000, 5, 1, "regression"), PrivacySpec(1.0)
     for method in METHODS:
-        with pytest.raises(Exception, match=f"method = {method} is for a label of classes, not for a number"):
+        with pytest.raises(SpecError, match=f"method = {method} is for a label of classes, not for a number"):
             decide(problem, privacy, TrainSpec(method=method))
-        with pytest.raises(Exception, match="loss for a binary label"):
+        with pytest.raises(SpecError, match="loss for a binary label"):
             decide(Problem(1000, 5, 1, "binary"), privacy, TrainSpec(method=method, loss="softmax"))
-        with pytest.raises(Exception, match=f"method {method} needs epsilon"):
+        with pytest.raises(SpecError, match=f"method {method} needs epsilon"):
             decide(Problem(1000, 5, 1, "binary"), None, TrainSpec(method=method))
     for options in ({"output_share": 0.0}, {"regulariser_share": 0.6}):
-        with pytest.raises(Exception, match="_share must be in"):
+        with pytest.raises(SpecError, match="_share must be in"):
             TrainSpec(method="amp", **options)
-    with pytest.raises(Exception, match="split must be"):
+    for method, relation, clip in itertools.product(METHODS, Relation, (1e-310, 5e-324)):
+        with pytest.raises(GuaranteeError, match="too small for float64: take a larger clip"):
+            decide(Problem(5, 1, 1, "binary"), PrivacySpec(1.0, 1e-6, relation), TrainSpec(method, clip=clip))
+    with pytest.raises(SpecError, match="split must be"):
         TrainSpec(method="amp-hf", split="best")
 
 

@@ -17,19 +17,19 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
 
 __all__ = [
-    "InMemory",
     "PackedRows",
     "Shuffled",
+    "WorkMemory",
     "fill",
     "pack",
     "packing_statement",
     "repack",
     "row_bytes",
-    "rows_in_memory",
     "shuffled",
     "store_blocks",
     "unit_fits_block",
     "whiten",
+    "work_memory",
 ]
 
 
@@ -182,42 +182,27 @@ def repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
     return again
 
 
-class InMemory(NamedTuple):
-    """Rows that an aggregate holds in memory."""
+class WorkMemory(NamedTuple):
+    """What an aggregate may hold in memory."""
 
-    size: int
-    """Bytes that they need at most."""
-    limit: str | None
-    """`dpml.work_mem`, as it is set; None where the server has not loaded the module yet."""
-    fits: bool | None
-    """None without a limit."""
+    limit: str
+    """`dpml.work_mem`, as it is set."""
+    fits: bool
 
 
-def rows_in_memory(session: Session, source: Source, n_rows: int, bytes_beside: int) -> InMemory:
-    """Whether an aggregate can hold so many rows, however long they are: the answer is public.
-
-    Parameters
-    ----------
-    session : Session
-    source : Source
-    n_rows : int
-        >= 0.
-    bytes_beside : int
-        What each row needs beside its bytes in a block.
-
-    Notes
-    -----
-    Source: privacy/README.md, "Poisson batches".
-    """
-    size = n_rows * (bytes_beside + row_bytes(source))
-    limit, fits = session.fetch_one(
-        sql.SQL(
-            "SELECT s.most, %(size)s <= pg_catalog.pg_size_bytes(s.most) "
-            "FROM (SELECT pg_catalog.current_setting('dpml.work_mem', true) AS most) AS s"
-        ),
-        {"size": size},
+def work_memory(session: Session, size: int) -> WorkMemory:
+    """Whether an aggregate may hold so many bytes, which is public where the size is."""
+    # The server knows the setting once it has loaded the module.
+    session.execute(sql.SQL("SELECT dpml.module_version()"))
+    return WorkMemory(
+        *session.fetch_one(
+            sql.SQL(
+                "SELECT s.most, %(size)s <= pg_catalog.pg_size_bytes(s.most) "
+                "FROM (SELECT pg_catalog.current_setting('dpml.work_mem') AS most) AS s"
+            ),
+            {"size": size},
+        )
     )
-    return InMemory(size, limit, fits)
 
 
 def whiten(

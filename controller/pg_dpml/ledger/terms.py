@@ -54,6 +54,8 @@ class Terms:
         Bounds on the delta of the run's own guarantee, 0 <= min_delta <= max_delta < 1.
     any_passes : bool
         Whether the number of passes may depend on the rows.
+    max_passes : int or None
+        Most passes of a run whose number is fixed beforehand; None for no bound.
     """
 
     source: str
@@ -62,6 +64,7 @@ class Terms:
     min_delta: Decimal
     max_delta: Decimal
     any_passes: bool = True
+    max_passes: int | None = None
 
     def __post_init__(self) -> None:
         if not (self.max_epsilon.is_finite() and self.max_epsilon > 0):
@@ -95,6 +98,25 @@ class Terms:
         ):
             if loose:
                 raise SpecError(f"{name} must be {bound}, as {outer.source} has it")
+
+    def require_passes(self, passes: int | None) -> None:
+        """Check the number of passes of a run, None for one that depends on the rows.
+
+        Raises
+        ------
+        SpecError
+        """
+        if passes is None and not self.any_passes:
+            raise SpecError(
+                "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
+                f"{self.source}, as that number can be counted on the server: take another method, "
+                "in bolt-on take solver = sgd, or ask for dpml dataset register --allow-certified"
+            )
+        if passes is not None and self.max_passes is not None and passes > self.max_passes:
+            raise SpecError(
+                f"the run would read the table {passes} times, and {self.source} allows "
+                f"{self.max_passes} passes a request: give a smaller number of passes"
+            )
 
     @property
     def meaning(self) -> str:

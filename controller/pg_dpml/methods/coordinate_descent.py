@@ -32,7 +32,7 @@ from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import choose_loss, losses_of, require_one_score
 from pg_dpml.training.method import Baseline, Card, Example, PrivateMethod, register
-from pg_dpml.training.options import Flag, Real, option
+from pg_dpml.training.options import TINY, Flag, Real, option
 from pg_dpml.training.plan import Plan, Problem, budget_warnings, privacy_warnings
 from pg_dpml.training.scd import Scd, require_room, run_passes
 from pg_dpml.training.sgd import average_start
@@ -89,9 +89,8 @@ class NoisyScdPlan(Plan):
     noise: DualNoise
 
     def require_room(self, session: Session, source: Source) -> None:
-        """Refuse Poisson batches of more rows than the server may hold in memory."""
-        if self.work.sampling is not None:
-            require_room(session, source, self.problem)
+        """Refuse more duals, or for Poisson batches rows, than the server may hold in memory."""
+        require_room(session, source, self.problem, in_memory=self.work.sampling is not None)
 
     def run(self, job: Job) -> Result:
         """Take the steps on the packed rows; the sum that the server returns carries its noise."""
@@ -287,12 +286,12 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
 
 
 def _loss(method: str, problem: Problem, options: ScdOptions | NoisyScdOptions, others: str) -> Loss:
-    """The loss of a run; several classes, and lambda = 0, are refused."""
+    """The loss of a run; several classes, and a lambda of 0 or next to it, are refused."""
     require_one_score(method, problem, others)
-    if options.lambda_ == 0.0:
+    if options.lambda_ is not None and options.lambda_ < TINY:
         raise SpecError(
-            f"lambda must be above 0 for method = {method}, whose model is v/(lambda n): leave lambda out, "
-            f"or take method = {others}"
+            f"lambda must be at least {TINY:g} for method = {method}, whose model is v/(lambda n): leave "
+            f"lambda out, or take method = {others}"
         )
     return choose_loss(problem, options, {}, losses=LOSSES)
 

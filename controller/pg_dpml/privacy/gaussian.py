@@ -107,7 +107,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     while excess(high) < 0.0:
         high += 1.0
     mu = math.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-13))
-    # The relative error of gaussian_delta is far below 1e-9.
+    # gaussian_delta is too small by a relative error of far less than 1e-9; it may be too large by more.
     while gaussian_delta(epsilon, mu) * (1.0 + 1e-9) > delta:
         mu *= 1.0 - 1e-10
     return mu

@@ -25,6 +25,7 @@ __all__ = [
     "release_grid",
     "release_room",
     "require_resolved",
+    "require_sensitivity",
     "require_share",
     "sampler_delta",
     "sampler_epsilon",
@@ -249,6 +250,20 @@ def hidden_gradient_norm(stddev: float, n_weights: int) -> float:
     return 2.0**-35 * math.sqrt(n_weights) * stddev
 
 
+def require_sensitivity(sensitivity: float) -> None:
+    """Refuse one that float64 cannot carry, above all one that vanished.
+
+    Raises
+    ------
+    GuaranteeError
+    """
+    if not sensitivity >= SMALLEST_SENSITIVITY:
+        raise GuaranteeError(
+            f"the sensitivity {sensitivity:.1e} is too small for float64: take a larger clip, longer steps "
+            "or a smaller lambda"
+        )
+
+
 def release_room(sensitivity: float, rounding: float, n_weights: int, advice: str) -> tuple[float, float]:
     """Grid of one release, and the sensitivity with the room that grid and rounding need.
 
@@ -278,11 +293,7 @@ def release_room(sensitivity: float, rounding: float, n_weights: int, advice: st
     -----
     Source: privacy/README.md, "Floating point".
     """
-    if not sensitivity >= SMALLEST_SENSITIVITY:
-        raise GuaranteeError(
-            f"the sensitivity {sensitivity:.1e} is too small for float64: take a larger clip, longer steps "
-            "or a smaller lambda"
-        )
+    require_sensitivity(sensitivity)
     if rounding > ROUNDING_LIMIT * sensitivity:
         raise GuaranteeError(
             f"float64 rounding of this run could reach {rounding:.1e}, more than a hundredth of its "

@@ -58,6 +58,7 @@ class Dataset:
             self.min_delta,
             self.max_delta,
             self.allow_certified,
+            self.max_passes,
         )
 
     @property

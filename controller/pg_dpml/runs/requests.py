@@ -229,8 +229,8 @@ def _train(database: Database, request: _Request) -> None:
             )
     privacy, training = read_options(request.options, dataset.max_epsilon)
     passes = training.get("passes")
-    if passes is not None and passes > dataset.max_passes:
-        raise SpecError(f"passes must be at most {dataset.max_passes} a request, not {passes}")
+    if passes is not None:  # before a plan is made, which could take long
+        dataset.terms.require_passes(passes)
     if not dataset.allow_certified:
         training = training.with_fixed_passes()
     train_model(

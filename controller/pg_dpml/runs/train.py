@@ -213,12 +213,8 @@ def train_model(
         require_runnable(session, resolved)
         n_units = count_units(session, resolved)
         decided = plan_of_run(session, resolved, n_units, data, privacy, training, terms)
-        if terms is not None and not terms.any_passes and decided.work.passes is None:
-            raise SpecError(
-                "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
-                f"{terms.source}, as that number can be counted on the server: take another method, "
-                "in bolt-on take solver = sgd, or ask for dpml dataset register --allow-certified"
-            )
+        if terms is not None:
+            terms.require_passes(decided.work.passes)
         if owner is not None:
             registry.require_role(session, owner, "owner")
         if decided.guarantee is None:

@@ -28,6 +28,9 @@ __all__ = ["Certified", "Objective", "certify", "make_certified"]
 SMALLEST_GOAL = 1e-140
 """Of a gradient's norm, whose square float64 still tells from zero."""
 
+LARGEST_RADIUS = 1e100
+"""Of the answer: far beyond it float64 cannot square a norm, and no search would end."""
+
 DEFAULT_SHARE = 0.01
 """tau = 0.01 D / n makes the noise 2 % larger than the exact minimiser would need."""
 
@@ -292,7 +295,8 @@ def certify(problem: Problem, objective: Objective, wanted: float, advice: str) 
     Raises
     ------
     GuaranteeError
-        If lambda is so small that rounding alone could keep a gradient from being small.
+        If lambda is so small that rounding alone could keep a gradient from being small, or a number of the
+        search could leave float64.
 
     Notes
     -----
@@ -319,4 +323,8 @@ def certify(problem: Problem, objective: Objective, wanted: float, advice: str) 
             "take a larger clip"
         )
     radius = largest + tau / lambda_
+    if radius > LARGEST_RADIUS:
+        raise GuaranteeError(
+            f"the minimiser may be as long as {radius:.1e}, whose square float64 cannot hold: {advice}"
+        )
     return Certified(objective, tau, objective.rounding(radius, problem.n_features), radius)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.blocks.packing import rows_in_memory
+from pg_dpml.blocks.packing import row_bytes, work_memory
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.session import Session, sql
@@ -22,8 +22,17 @@ from pg_dpml.training.plan import Problem
 
 __all__ = ["Scd", "require_room", "run_passes"]
 
-_BYTES_OF_ROW = 24
-"""In memory, beside what a row takes in a block: where it and its unit are, and its dual."""
+_BYTES_OF_ROW = 32
+"""In memory, beside what a row takes in a block: where it and its unit are, its dual, and the dual's copy."""
+
+_BYTES_OF_DUAL = 44
+"""A dual before and after a pass, and what both need for a block, which may have a single row."""
+
+_BYTES_OF_HEADERS = 64
+"""More than the array of all duals has before them."""
+
+_MOST_DUALS = (2**30 - 2**14) // 12
+"""So many fit into one value of the server, even in blocks of a single row."""
 
 
 @dataclass(frozen=True)
@@ -275,8 +284,17 @@ def _relative_gap(job: Job, scd: Scd, tables: _Tables, done: int) -> float:
     return float(gap / primal) if primal > 0.0 else 0.0
 
 
-def require_room(session: Session, source: Source, problem: Problem) -> None:
-    """Refuse Poisson batches of more rows than the server may hold, however long they are: this is public.
+def require_room(session: Session, source: Source, problem: Problem, *, in_memory: bool) -> None:
+    """Refuse more rows than the server may hold, however long they are and however blocks hold them.
+
+    Parameters
+    ----------
+    session : Session
+    source : Source
+    problem : Problem
+        Its largest number of rows is public.
+    in_memory : bool
+        Whether the run holds all rows in memory, as Poisson batches do, and not their duals alone.
 
     Raises
     ------
@@ -288,10 +306,18 @@ def require_room(session: Session, source: Source, problem: Problem) -> None:
     Source: privacy/README.md, "Poisson batches".
     """
     n_rows = problem.n_units * problem.max_rows_per_unit
-    needed = rows_in_memory(session, source, n_rows, _BYTES_OF_ROW)
-    if needed.fits is False:
+    if n_rows > _MOST_DUALS:
         raise SpecError(
-            f"batches drawn at random need all rows in memory, {math.ceil(needed.size / 2**20):,} MB, and "
-            f"dpml.work_mem is {needed.limit}: set it higher for the role that trains (ALTER ROLE ... SET "
-            "dpml.work_mem), or take another method, such as dp-sgd"
+            f"the server can keep the duals of {_MOST_DUALS:,} rows, and the data may have {n_rows:,}: take "
+            "another method, such as dp-sgd"
+        )
+    bytes_of_row = max(_BYTES_OF_DUAL, in_memory * (_BYTES_OF_ROW + row_bytes(source)))
+    needed = _BYTES_OF_HEADERS + n_rows * bytes_of_row
+    memory = work_memory(session, needed)
+    if not memory.fits:
+        what = "batches drawn at random need all rows" if in_memory else "the duals of all rows must be"
+        raise SpecError(
+            f"{what} in memory, {math.ceil(needed / 2**20):,} MB, and dpml.work_mem is {memory.limit}: set "
+            "it higher for the role that trains (ALTER ROLE ... SET dpml.work_mem), or take another method, "
+            "such as dp-sgd"
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.blocks.packing import rows_in_memory
+from pg_dpml.blocks.packing import row_bytes, work_memory
 from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.session import sql
 from pg_dpml.errors import RunFailedError, SpecError
@@ -310,7 +310,7 @@ def _fits_in_memory(job: Job) -> bool:
     """Whether `dpml.sgd_poisson` could hold all rows. Source: privacy/README.md, "Poisson batches"."""
     session, source, problem = job.blocks.session, job.blocks.source, job.plan.problem
     n_rows = problem.n_units * problem.max_rows_per_unit
-    return bool(rows_in_memory(session, source, n_rows, _BYTES_OF_ROW).fits)
+    return work_memory(session, n_rows * (_BYTES_OF_ROW + row_bytes(source))).fits
 
 
 def _loss(job: Job, state: sql.Identifier, options: Any, done: int) -> float:

@@ -20,7 +20,13 @@ from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.base import Recorded
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.privacy.releases import GaussianRun, PureReleases
-from pg_dpml.privacy.resolution import hidden_grid, require_share, sampler_delta, sampler_epsilon
+from pg_dpml.privacy.resolution import (
+    hidden_grid,
+    require_sensitivity,
+    require_share,
+    sampler_delta,
+    sampler_epsilon,
+)
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -71,13 +77,14 @@ def calibrate_linear(
     Raises
     ------
     GuaranteeError
-        If delta or epsilon is too small for so many numbers.
+        If delta or epsilon is too small for so many numbers, or the gradients are too small for float64.
 
     Notes
     -----
     Source: privacy/README.md, "Objective perturbation" and "The sampler".
     """
     change = max_rows_per_unit * relation.gradient_change(terms.lipschitz) / n_units
+    require_sensitivity(change)
     pure = output.unplaced("k-norm", knorm_scale(change, epsilon, n_weights), change, n_weights, 0.0)
     if delta == 0.0:
         return pure
