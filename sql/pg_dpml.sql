@@ -948,7 +948,7 @@ CREATE FUNCTION dpml.encode(spec jsonb, r record) RETURNS bytea
 	LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL SAFE COST 200 AS 'MODULE_PATHNAME', 'dpml_encode';
 COMMENT ON FUNCTION dpml.encode(jsonb, record) IS
 'a record as a block of one row, by a specification of its columns; no value of a row is an error
-It reads values as dpml.number(v) and dpml.numbers(array, length). See also: spec, pack.';
+It reads values as dpml.number, dpml.numbers and dpml.sparse_numbers do. See also: spec, pack.';
 GRANT EXECUTE ON FUNCTION dpml.encode(jsonb, record) TO dpml_curator;
 
 CREATE FUNCTION dpml.encode(spec jsonb, r record, starts_unit boolean) RETURNS bytea
@@ -969,6 +969,19 @@ COMMENT ON FUNCTION dpml.numbers("any", int4) IS
 'the numbers that dpml.encode reads from an array, null for an element that it leaves out;
 null for an array of another length';
 GRANT EXECUTE ON FUNCTION dpml.numbers("any", int4) TO dpml_curator;
+
+CREATE FUNCTION dpml.sparse_numbers(numbers "any", indices "any", length int4, first_index int4) RETURNS float8[]
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_sparse_numbers';
+COMMENT ON FUNCTION dpml.sparse_numbers("any", "any", int4, int4) IS
+'the numbers that dpml.encode reads from a sparse pair of arrays, by rising index, null for one that it leaves out;
+null where the arrays have different lengths, or an index is missing, repeated or outside';
+GRANT EXECUTE ON FUNCTION dpml.sparse_numbers("any", "any", int4, int4) TO dpml_curator;
+
+CREATE FUNCTION dpml.sparse_numbers(vector "any", length int4) RETURNS float8[]
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 10 AS 'MODULE_PATHNAME', 'dpml_sparse_numbers';
+COMMENT ON FUNCTION dpml.sparse_numbers("any", int4) IS
+'the same numbers of a sparsevec of pgvector; null for one of another number of dimensions';
+GRANT EXECUTE ON FUNCTION dpml.sparse_numbers("any", int4) TO dpml_curator;
 
 CREATE FUNCTION dpml.pack(block bytea, capacity int4, max_bytes int4 DEFAULT 2147483647) RETURNS bytea
 	LANGUAGE C WINDOW IMMUTABLE CALLED ON NULL INPUT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'dpml_pack_window';
@@ -1100,10 +1113,12 @@ steps, sampling: see the topic poisson'),
   {"name": "pixels", "kind": "array", "length": 784, "lower": 0, "upper": 255, "scale": "zero_based"}],
  "intercept": true, "norm": "normalize", "format": "dense",
  "label": {"name": "income", "kind": "binary", "positive": ">50K"}}
-scale: center, zero_based, or standard with mean and sd; norm: normalize or clip; format: dense or csr;
+scale: center, zero_based, or standard with mean and sd; norm: normalize, clip or clip_values; format: dense or csr;
 label kinds: binary, classes (with classes), number (with lower and upper). dpml writes it from SPEC.toml.
 An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. Beside
-"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.'),
+"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.
+{"name": "x", "kind": "sparse", "indices": "i", "first_index": 1, "length": 1000000, "scale": "standard", "mean": 0,
+"sd": 1} reads two arrays, of numbers and of their indices; a sparsevec of pgvector is read without such indices.'),
 ('models',
 'dpml.models holds the released models: name, task, classes, weights, whitening, encoder, privacy, training, charge.
 A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.

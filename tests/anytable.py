@@ -33,7 +33,7 @@ def run(connection: psycopg.Connection, data: DataSpec, source: str | sa.Engine 
     name = f"model {next(_numbers)}"
     pg_dpml.train(source or connection.info.dsn, data, PRIVACY, TRAINING, name=name)
     if source is None:
-        columns = [Identifier("t", column.name) for column in data.columns]
+        columns = [Identifier("t", name) for column in data.columns for name in column.names]
         relation = SQL(data.table)
         rows, predictions = connection.execute(
             SQL("SELECT count(*), count(dpml.predict({}, ROW({}))) FROM {} AS t").format(

@@ -30,6 +30,7 @@ __all__ = [
     "block_capacity",
     "clip_row",
     "encode_row",
+    "encode_sparse",
     "gradient",
     "gram",
     "loss_sum_blocks",
@@ -52,7 +53,12 @@ _BLOCK_PROBLEMS = {
     lib.DPML_BAD_VERSION: "it has another format version",
     lib.DPML_BAD_LAYOUT: "its header, offsets or column numbers are inconsistent",
 }
-_COLUMN_KINDS = {"numeric": lib.DPML_NUMERIC, "category": lib.DPML_CATEGORY, "array": lib.DPML_ARRAY}
+_COLUMN_KINDS = {
+    "numeric": lib.DPML_NUMERIC,
+    "category": lib.DPML_CATEGORY,
+    "array": lib.DPML_ARRAY,
+    "sparse": lib.DPML_SPARSE,
+}
 _STEP_NOISES = {"none": lib.DPML_NO_NOISE, "gaussian": lib.DPML_GAUSSIAN, "k-norm": lib.DPML_KNORM}
 _SCALES = {"center": lib.DPML_CENTER, "zero_based": lib.DPML_ZERO_BASED, "standard": lib.DPML_STANDARD}
 
@@ -643,6 +649,8 @@ class Encoder:
     columns: tuple[Column, ...]
     intercept: bool = True
     normalize: bool = False
+    clip_values: bool = False
+    """Every feature to [-1, 1]; the norm of the row is not bounded then."""
     projection: npt.NDArray[np.float32] | None = None
     """Shape (projected features, raw features); see `projection_matrix`."""
 
@@ -664,17 +672,15 @@ def _c_value(column: Column, value: Any, kept: list[Any]) -> dict[str, Any]:
         return {"level": -1 if value is None else value}
     if value is None:
         return {"elements": ffi.NULL}
-    elements = np.array([math.nan if item is None else item for item in value], dtype=np.float64)
-    kept.append(elements)
-    return {"length": elements.size, "elements": pointer(elements)}
+    places, numbers = value if column.kind == "sparse" else ((), value)
+    elements = np.array([math.nan if item is None else item for item in numbers], dtype=np.float64)
+    own = np.array(places, dtype=np.uint32)
+    kept += [elements, own]
+    return {"length": elements.size, "elements": pointer(elements), "places": pointer(own, "uint32_t")}
 
 
-def encode_row(encoder: Encoder, values: Sequence[Any]) -> npt.NDArray[np.float32]:
-    """Encode a row, ndarray of shape (d,).
-
-    `values` has, for each column, a number, a level's index, or a sequence of
-    numbers; None is a NULL, of a column or of an array's element.
-    """
+def _c_encoder(encoder: Encoder, values: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
+    """An encoder and a row's values for C, and what must live as long as they do."""
     columns = [
         {
             **vars(column),
@@ -685,7 +691,7 @@ def encode_row(encoder: Encoder, values: Sequence[Any]) -> npt.NDArray[np.float3
         for column in encoder.columns
     ]
     c_columns = ffi.new("DpmlColumn[]", columns)
-    kept: list[Any] = []
+    kept: list[Any] = [c_columns]
     c_values = ffi.new(
         "DpmlValue[]",
         [_c_value(column, value, kept) for column, value in zip(encoder.columns, values, strict=True)],
@@ -698,13 +704,39 @@ def encode_row(encoder: Encoder, values: Sequence[Any]) -> npt.NDArray[np.float3
             "n_raw": encoder.n_raw,
             "n_features": encoder.n_features,
             "intercept": encoder.intercept,
-            "normalize": encoder.normalize,
+            "norm": lib.DPML_CLIP_VALUES if encoder.clip_values else int(encoder.normalize),
             "projection": ffi.NULL
             if encoder.projection is None
             else pointer(np.ascontiguousarray(encoder.projection, dtype=np.float32), "float"),
         },
     )
+    return c_encoder, c_values, kept
+
+
+def encode_row(encoder: Encoder, values: Sequence[Any]) -> npt.NDArray[np.float32]:
+    """Encode a row, ndarray of shape (d,).
+
+    `values` has, for each column, a number, a level's index, a sequence of numbers, or for a sparse column
+    a pair of sequences, places and numbers; None is a NULL, of a column or of an array's element.
+    """
+    c_encoder, c_values, kept = _c_encoder(encoder, values)
     work = np.empty(encoder.n_raw + encoder.n_features)
     out = np.empty(encoder.n_features, dtype=np.float32)
     lib.dpml_encode_row(c_encoder, c_values, pointer(work), pointer(out, "float"))
+    kept.clear()
     return out
+
+
+def encode_sparse(
+    encoder: Encoder, values: Sequence[Any]
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """As `encode_row`, the columns and values of the features that are not 0."""
+    c_encoder, c_values, kept = _c_encoder(encoder, values)
+    work = np.empty(encoder.n_features)
+    columns = np.empty(encoder.n_features, dtype=np.uint32)
+    out = np.empty(encoder.n_features, dtype=np.float32)
+    n = lib.dpml_encode_sparse(
+        c_encoder, c_values, pointer(work), pointer(columns, "uint32_t"), pointer(out, "float")
+    )
+    kept.clear()
+    return columns[:n], out[:n]

@@ -15,8 +15,6 @@ typedef struct EncodeCache
 	Jsonb	   *source;			/* the specification as given */
 	bool		stable;			/* the argument cannot change within the query */
 	DpmlReader *reader;
-	uint32	   *columns;		/* CSR: columns and values of a row */
-	float	   *values;
 } EncodeCache;
 
 DPML_FUNCTION(dpml_encode);
@@ -24,17 +22,9 @@ DPML_FUNCTION(dpml_encode);
 static void
 load_spec(EncodeCache *cache, Jsonb *source)
 {
-	const DpmlSpec *spec;
-
 	cache->source = NULL;		/* stays so if there is an error */
 	MemoryContextReset(cache->context);
 	cache->reader = dpml_reader_create(source, cache->context);
-	spec = dpml_reader_spec(cache->reader);
-	if (spec->block_kind == DPML_CSR)
-	{
-		cache->columns = MemoryContextAlloc(cache->context, spec->encoder.n_features * sizeof(uint32));
-		cache->values = MemoryContextAlloc(cache->context, spec->encoder.n_features * sizeof(float));
-	}
 	cache->source = dpml_copy_jsonb(cache->context, source);
 }
 
@@ -73,42 +63,35 @@ dpml_encode(PG_FUNCTION_ARGS)
 	EncodeCache *cache = get_cache(fcinfo);
 	const DpmlSpec *spec = dpml_reader_spec(cache->reader);
 	HeapTupleHeader record = PG_ARGISNULL(1) ? NULL : PG_GETARG_HEAPTUPLEHEADER(1);
-	const float *features = dpml_reader_features(cache->reader, record);
+	DpmlFeatures features;
 	DpmlLabel	label;
 	DpmlBlock	block = {0};
 	float		y;
-	uint32		row_end = 0;
+	uint32		row_end;
 	uint32		start;
 
+	dpml_reader_encode(cache->reader, record, &features);
 	dpml_reader_label(cache->reader, record, &label);
 	if (spec->label_kind != DPML_LABEL_NONE && !label.declared)
-		features = dpml_reader_features(cache->reader, NULL);
+		dpml_reader_encode(cache->reader, NULL, &features);
 	y = (float) label.y;
 
 	block.kind = spec->block_kind;
 	block.n_features = spec->encoder.n_features;
 	block.n_rows = 1;
-	block.n_values = block.n_features;
+	block.n_values = features.n;
 	block.labels = &y;
 	if (PG_NARGS() > 2)
 	{
 		start = PG_ARGISNULL(2) || PG_GETARG_BOOL(2);
 		block.starts = &start;
 	}
-	block.values = features;
+	block.values = features.values;
 	if (spec->block_kind == DPML_CSR)
 	{
-		for (int32 j = 0; j < block.n_features; j++)
-		{
-			if (features[j] == 0.0f)
-				continue;
-			cache->columns[row_end] = (uint32) j;
-			cache->values[row_end++] = features[j];
-		}
-		block.n_values = (int32) row_end;
+		row_end = (uint32) features.n;
 		block.row_end = &row_end;
-		block.columns = cache->columns;
-		block.values = cache->values;
+		block.columns = features.columns;
 	}
 	PG_RETURN_BYTEA_P(dpml_make_block(&block));
 }

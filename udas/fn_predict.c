@@ -30,13 +30,23 @@ DPML_FUNCTION(dpml_label);
 static void
 score(DpmlModel *model, HeapTupleHeader record)
 {
-	const float *features = dpml_reader_features(model->reader, record);
 	int32		n_features = dpml_reader_spec(model->reader)->encoder.n_features;
+	const float *features;
+	DpmlFeatures row;
 	double		norm;
 
-	dpml_scores(model->n_outputs, n_features, model->weights, features, model->scores);
 	if (model->whitening == NULL)
+	{
+		dpml_reader_encode(model->reader, record, &row);
+		if (row.columns != NULL)
+			dpml_scores_sparse(model->n_outputs, n_features, model->weights, row.n, row.columns, row.values,
+							   model->scores);
+		else
+			dpml_scores(model->n_outputs, n_features, model->weights, row.values, model->scores);
 		return;
+	}
+	features = dpml_reader_features(model->reader, record);
+	dpml_scores(model->n_outputs, n_features, model->weights, features, model->scores);
 	norm = dpml_whitened_norm(n_features, model->whitening, features, model->whitened);
 	for (int k = 0; k < model->n_outputs; k++)
 		model->scores[k] = norm > 0.0 ? model->scores[k] / norm : 0.0;
@@ -189,9 +199,10 @@ dpml_label(PG_FUNCTION_ARGS)
 {
 	DpmlModel  *model = dpml_model_get(fcinfo, PG_GETARG_TEXT_PP(0), DPML_USE_CLASSES);
 	HeapTupleHeader record = PG_GETARG_HEAPTUPLEHEADER(1);
+	DpmlFeatures row;
 	DpmlLabel	label;
 
-	(void) dpml_reader_features(model->reader, record);
+	dpml_reader_encode(model->reader, record, &row);
 	dpml_reader_label(model->reader, record, &label);
 	if (!label.declared)
 		PG_RETURN_NULL();

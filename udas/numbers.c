@@ -112,9 +112,9 @@ dpml_number_reader(Oid type)
 	}
 }
 
-/* True for pgvector's type, known by its names: neither the build nor a server without pgvector needs anything of it. */
-static bool
-is_pgvector(Oid type)
+/* True for pgvector's type of a name, known by its names: neither the build nor a server without it needs anything of it. */
+bool
+dpml_is_pgvector(Oid type, const char *type_name)
 {
 	HeapTuple	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(type));
 	bool		named;
@@ -123,7 +123,7 @@ is_pgvector(Oid type)
 
 	if (!HeapTupleIsValid(tuple))
 		return false;
-	named = strcmp(NameStr(((Form_pg_type) GETSTRUCT(tuple))->typname), "vector") == 0;
+	named = strcmp(NameStr(((Form_pg_type) GETSTRUCT(tuple))->typname), type_name) == 0;
 	ReleaseSysCache(tuple);
 	if (!named)
 		return false;
@@ -138,7 +138,7 @@ dpml_array_reader_init(DpmlArrayReader *reader, Oid array_type, int width)
 {
 	Oid			element = get_element_type(array_type);
 
-	reader->vector = !OidIsValid(element) && is_pgvector(array_type);
+	reader->vector = !OidIsValid(element) && dpml_is_pgvector(array_type, "vector");
 	if (reader->vector)
 		element = FLOAT4OID;
 	if (!OidIsValid(element))
@@ -149,32 +149,33 @@ dpml_array_reader_init(DpmlArrayReader *reader, Oid array_type, int width)
 		return false;
 	get_typlenbyvalalign(reader->element, &reader->length, &reader->by_value, &reader->align);
 	reader->width = width;
+	reader->at_most = false;
 	reader->scratch = palloc((Size) width * sizeof(double));
 	return true;
 }
 
 /* The common fixed-length types without NULLs, whose elements lie side by side. */
 static bool
-read_plain(const DpmlArrayReader *reader, const void *data)
+read_plain(const DpmlArrayReader *reader, const void *data, int n)
 {
 	double	   *out = reader->scratch;
 
 	switch (reader->element)
 	{
 		case FLOAT4OID:
-			for (int i = 0; i < reader->width; i++)
+			for (int i = 0; i < n; i++)
 				out[i] = ((const float4 *) data)[i];
 			return true;
 		case INT2OID:
-			for (int i = 0; i < reader->width; i++)
+			for (int i = 0; i < n; i++)
 				out[i] = ((const int16 *) data)[i];
 			return true;
 		case INT4OID:
-			for (int i = 0; i < reader->width; i++)
+			for (int i = 0; i < n; i++)
 				out[i] = ((const int32 *) data)[i];
 			return true;
 		case INT8OID:
-			for (int i = 0; i < reader->width; i++)
+			for (int i = 0; i < n; i++)
 				out[i] = (double) ((const int64 *) data)[i];
 			return true;
 		default:
@@ -200,13 +201,14 @@ read_pgvector(const DpmlArrayReader *reader, Datum value, int *length)
 	*length = size >= offsetof(PgVector, values) ? vector->n : -1;
 	if (*length != reader->width || size != offsetof(PgVector, values) + *length * sizeof(float4))
 		return NULL;
-	(void) read_plain(reader, vector->values);
+	(void) read_plain(reader, vector->values, *length);
 	return reader->scratch;
 }
 
 /*
  * The elements of an array, row-major if it has several dimensions, NaN for
- * NULL.  Only *length is set if that is not the declared width.
+ * NULL.  Only *length is set if that is not the declared width, or with at_most
+ * beyond it.
  */
 const double *
 dpml_array_read(DpmlArrayReader *reader, Datum value, int *length)
@@ -220,13 +222,13 @@ dpml_array_read(DpmlArrayReader *reader, Datum value, int *length)
 		return read_pgvector(reader, value, length);
 	array = DatumGetArrayTypeP(value);
 	*length = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
-	if (*length != reader->width)
+	if (*length > reader->width || (*length < reader->width && !reader->at_most))
 		return NULL;
 	if (!ARR_HASNULL(array))
 	{
 		if (reader->element == FLOAT8OID)
 			return (const double *) ARR_DATA_PTR(array);
-		if (read_plain(reader, ARR_DATA_PTR(array)))
+		if (read_plain(reader, ARR_DATA_PTR(array), *length))
 			return reader->scratch;
 	}
 	deconstruct_array(array, ARR_ELEMTYPE(array), reader->length, reader->by_value, reader->align,

@@ -18,9 +18,11 @@ typedef struct DpmlArrayReader
 	char		align;
 	DpmlToNumber read;
 	int			width;			/* elements the specification declares */
+	bool		at_most;		/* arrays may be shorter */
 	double	   *scratch;		/* width values, for arrays not usable in place */
 } DpmlArrayReader;
 
+extern bool dpml_is_pgvector(Oid type, const char *name);
 extern bool dpml_array_reader_init(DpmlArrayReader *reader, Oid array_type, int width);
 extern const double *dpml_array_read(DpmlArrayReader *reader, Datum value, int *length);
 

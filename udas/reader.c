@@ -18,29 +18,17 @@
 #include "utils/memutils.h"
 #include "utils/typcache.h"
 
-#include "levels.h"
-#include "numbers.h"
-#include "support.h"
+#include "fields.h"
 
-/* In place of a field's number: how many fields of a record have its name. */
-#define NONE (-1)
-#define SEVERAL (-2)
-
-/* Place of a column in the record, and how to read it. */
-typedef struct Field
-{
-	int			attribute;		/* from 0; NONE or SEVERAL (label only) */
-	DpmlToNumber number;		/* a numeric column or label */
-	DpmlLevels *levels;			/* a category, or a label with classes */
-	DpmlArrayReader array;		/* an array column */
-} Field;
+#include "kernels/block.h"
 
 struct DpmlReader
 {
 	DpmlSpec   *spec;
 	DpmlValue  *row;			/* one a column */
-	double	   *work;			/* one a feature */
+	double	   *work;			/* one a feature, as are the next two */
 	float	   *features;
+	uint32	   *columns;		/* of the features that are not 0; CSR only */
 	/* the row type: */
 	MemoryContext type_context;
 	TupleDesc	desc;
@@ -48,7 +36,7 @@ struct DpmlReader
 	int32		typmod;
 	TypeCacheEntry *entry;		/* of a named type, to notice that it changed */
 	uint64		identifier;
-	Field	   *fields;			/* one a column, then the label's */
+	DpmlField  *fields;			/* one a column, then the label's */
 	bool		label_resolved;	/* done late: predicting must not mind the label's type */
 	Datum	   *values;			/* one an attribute */
 	bool	   *nulls;
@@ -65,8 +53,11 @@ dpml_reader_create(Jsonb *spec, MemoryContext context)
 	reader->spec = dpml_spec_parse(spec);
 	encoder = &reader->spec->encoder;
 	reader->row = palloc0(encoder->n_columns * sizeof(DpmlValue));
-	reader->work = palloc0(((Size) encoder->n_raw + encoder->n_features) * sizeof(double));
-	reader->features = palloc0(encoder->n_features * sizeof(float));
+	/* not touched before a row is: a sparse row touches little of it */
+	reader->work = palloc(((Size) encoder->n_raw + encoder->n_features) * sizeof(double));
+	reader->features = palloc(encoder->n_features * sizeof(float));
+	if (reader->spec->block_kind == DPML_CSR)
+		reader->columns = palloc(encoder->n_features * sizeof(uint32));
 	reader->type_context = AllocSetContextCreate(context, "dpml row type", ALLOCSET_SMALL_SIZES);
 	MemoryContextSwitchTo(old);
 	return reader;
@@ -78,154 +69,19 @@ dpml_reader_spec(const DpmlReader *reader)
 	return reader->spec;
 }
 
-static int
-find_attribute(TupleDesc desc, const char *name)
+static const DpmlField *
+label_field(DpmlReader *reader)
 {
-	int			found = NONE;
-
-	for (int i = 0; i < desc->natts; i++)
-	{
-		Form_pg_attribute attribute = TupleDescAttr(desc, i);
-
-		if (!attribute->attisdropped && strcmp(NameStr(attribute->attname), name) == 0)
-			found = found == NONE ? i : SEVERAL;
-	}
-	return found;
-}
-
-static void
-reject_several(const char *name)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_AMBIGUOUS_COLUMN),
-			 errmsg("the record has several columns \"%s\"", name),
-			 errhint("Which one is meant?  Rename the others, or join with USING.")));
-}
-
-static void
-reject_type(const char *what, const char *name, Oid type, const char *allowed)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_DATATYPE_MISMATCH),
-			 errmsg("column \"%s\" of type %s cannot be read as %s", name, format_type_be(type), what),
-			 errhint("Use one of the types %s.%s", allowed,
-					 type == TEXTOID || type == UNKNOWNOID
-					 ? "  A NULL or literal without a type needs a cast, such as NULL::integer or 'x'::text."
-					 : "")));
-}
-
-#define LISTED_TYPES "smallint, integer, bigint, real, double precision, numeric, boolean, date"
-#define NUMBER_TYPES LISTED_TYPES ", timestamp, timestamptz"
-
-static void
-resolve_field(DpmlReader *reader, Field *field, int i)
-{
-	const DpmlSpec *spec = reader->spec;
-	const DpmlColumn *column = &spec->encoder.columns[i];
-	const char *name = spec->names[i];
-	Oid			type = getBaseType(TupleDescAttr(reader->desc, field->attribute)->atttypid);
-
-	switch (column->kind)
-	{
-		case DPML_CATEGORY:
-			field->levels = dpml_levels_create(&spec->levels[i], type);
-			if (field->levels == NULL)
-				reject_type("a category", name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
-			break;
-		case DPML_ARRAY:
-			if (!dpml_array_reader_init(&field->array, type, dpml_column_length(column)))
-				reject_type("an array", name, type, "array of " NUMBER_TYPES);
-			break;
-		default:
-			field->number = dpml_number_reader(type);
-			if (field->number == NULL)
-				reject_type("a number", name, type, NUMBER_TYPES);
-			break;
-	}
-}
-
-static Field *
-resolve_label(DpmlReader *reader)
-{
-	const DpmlSpec *spec = reader->spec;
-	Field	   *field = &reader->fields[spec->encoder.n_columns];
+	DpmlField  *field = &reader->fields[reader->spec->encoder.n_columns];
 	MemoryContext old;
-	Oid			type;
 
 	if (likely(reader->label_resolved))
 		return field;
-	if (field->attribute == SEVERAL)
-		reject_several(spec->label_name);
-	if (field->attribute == NONE)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_COLUMN),
-				 errmsg("the record has no label column \"%s\"", spec->label_name)));
-	type = getBaseType(TupleDescAttr(reader->desc, field->attribute)->atttypid);
 	old = MemoryContextSwitchTo(reader->type_context);
-	if (spec->label_kind == DPML_LABEL_NUMBER)
-	{
-		field->number = dpml_number_reader(type);
-		if (field->number == NULL)
-			reject_type("a number", spec->label_name, type, NUMBER_TYPES);
-	}
-	else
-	{
-		field->levels = dpml_levels_create(&spec->label_levels, type);
-		if (field->levels == NULL)
-			reject_type("a class", spec->label_name, type, "text, varchar, char, name, enum, " LISTED_TYPES);
-	}
+	dpml_field_resolve_label(reader->spec, reader->desc, field);
 	MemoryContextSwitchTo(old);
 	reader->label_resolved = true;
 	return field;
-}
-
-/* True if the fields are called f1, f2, ..., which are the names that ROW() gives to any fields. */
-static bool
-is_row_constructor(TupleDesc desc)
-{
-	char		name[NAMEDATALEN];
-
-	for (int i = 0; i < desc->natts; i++)
-	{
-		snprintf(name, sizeof(name), "f%d", i + 1);
-		if (strcmp(NameStr(TupleDescAttr(desc, i)->attname), name) != 0)
-			return false;
-	}
-	return desc->tdtypeid == RECORDOID;
-}
-
-/* By name; by position where the names are those of ROW(a, b, c) and the count fits. */
-static void
-locate_fields(DpmlReader *reader)
-{
-	const DpmlSpec *spec = reader->spec;
-	int			n = spec->encoder.n_columns;
-	bool		has_label = spec->label_kind != DPML_LABEL_NONE;
-	int			natts = reader->desc->natts;
-
-	for (int i = 0; i <= n; i++)
-	{
-		const char *name = i < n ? spec->names[i] : spec->label_name;
-
-		reader->fields[i].attribute = name != NULL ? find_attribute(reader->desc, name) : NONE;
-	}
-	if ((natts == n || (has_label && natts == n + 1)) && is_row_constructor(reader->desc))
-	{
-		for (int i = 0; i <= n; i++)
-			reader->fields[i].attribute = i < natts ? i : NONE;
-	}
-	for (int i = 0; i < n; i++)
-	{
-		if (reader->fields[i].attribute == SEVERAL)
-			reject_several(spec->names[i]);
-		if (reader->fields[i].attribute == NONE)
-			ereport(ERROR,
-					(errcode(ERRCODE_UNDEFINED_COLUMN),
-					 errmsg("the record has no column \"%s\"", spec->names[i]),
-					 errhint("Give a record with all columns of the specification by name, "
-							 "or ROW() of exactly its %d columns in order%s.", n,
-							 has_label ? ", the label last or left out" : "")));
-	}
 }
 
 /* Learn a row type. */
@@ -242,12 +98,12 @@ resolve_type(DpmlReader *reader, Oid type, int32 typmod)
 	desc = lookup_rowtype_tupdesc_domain(type, typmod, false);
 	reader->desc = CreateTupleDescCopy(desc);
 	ReleaseTupleDesc(desc);
-	reader->fields = palloc0((n + 1) * sizeof(Field));
+	reader->fields = palloc0((n + 1) * sizeof(DpmlField));
 	reader->values = palloc((reader->desc->natts + 1) * sizeof(Datum));
 	reader->nulls = palloc((reader->desc->natts + 1) * sizeof(bool));
-	locate_fields(reader);
+	dpml_fields_locate(reader->spec, reader->desc, reader->fields);
 	for (int i = 0; i < n; i++)
-		resolve_field(reader, &reader->fields[i], i);
+		dpml_field_resolve(reader->spec, reader->desc, &reader->fields[i], i);
 	reader->label_resolved = false;
 	MemoryContextSwitchTo(old);
 
@@ -279,7 +135,49 @@ open_record(DpmlReader *reader, HeapTupleHeader record)
 	heap_deform_tuple(&tuple, reader->desc, reader->values, reader->nulls);
 }
 
-/* The encoded features of a record, valid until the next call; zeros for NULL. */
+/* Attribute of the record that was opened last. */
+static NullableDatum
+attribute_of(const DpmlReader *reader, int attribute)
+{
+	return (NullableDatum) {reader->values[attribute], reader->nulls[attribute]};
+}
+
+/* Read the columns of a record into reader->row. */
+static void
+read_columns(DpmlReader *reader, HeapTupleHeader record)
+{
+	const DpmlEncoder *encoder = &reader->spec->encoder;
+
+	open_record(reader, record);
+	for (int i = 0; i < encoder->n_columns; i++)
+	{
+		DpmlField  *field = &reader->fields[i];
+		DpmlValue  *value = &reader->row[i];
+		NullableDatum own = attribute_of(reader, field->attribute);
+		NullableDatum indices = {0, true};
+
+		switch (encoder->columns[i].kind)
+		{
+			case DPML_CATEGORY:
+				value->level = own.isnull ? -1 : dpml_levels_find(field->levels, own.value);
+				break;
+			case DPML_ARRAY:
+				value->length = 0;
+				value->elements = own.isnull ? NULL : dpml_array_read(&field->array, own.value, &value->length);
+				break;
+			case DPML_SPARSE:
+				if (field->indices >= 0)
+					indices = attribute_of(reader, field->indices);
+				dpml_sparse_read(&field->sparse, &own, &indices, value);
+				break;
+			default:
+				value->number = own.isnull ? NAN : field->number(own.value);
+				break;
+		}
+	}
+}
+
+/* All encoded features of a record, valid until the next call; zeros for NULL. */
 const float *
 dpml_reader_features(DpmlReader *reader, HeapTupleHeader record)
 {
@@ -290,30 +188,46 @@ dpml_reader_features(DpmlReader *reader, HeapTupleHeader record)
 		memset(reader->features, 0, encoder->n_features * sizeof(float));
 		return reader->features;
 	}
-	open_record(reader, record);
-	for (int i = 0; i < encoder->n_columns; i++)
-	{
-		Field	   *field = &reader->fields[i];
-		DpmlValue  *value = &reader->row[i];
-		Datum		datum = reader->values[field->attribute];
-		bool		isnull = reader->nulls[field->attribute];
-
-		switch (encoder->columns[i].kind)
-		{
-			case DPML_CATEGORY:
-				value->level = isnull ? -1 : dpml_levels_find(field->levels, datum);
-				break;
-			case DPML_ARRAY:
-				value->length = 0;
-				value->elements = isnull ? NULL : dpml_array_read(&field->array, datum, &value->length);
-				break;
-			default:
-				value->number = isnull ? NAN : field->number(datum);
-				break;
-		}
-	}
+	read_columns(reader, record);
 	dpml_encode_row(encoder, reader->row, reader->work, reader->features);
 	return reader->features;
+}
+
+/* Keep the features that are not 0. */
+static int32
+compress(DpmlReader *reader)
+{
+	int32		n = 0;
+
+	for (int32 j = 0; j < reader->spec->encoder.n_features; j++)
+	{
+		if (reader->features[j] == 0.0f)
+			continue;
+		reader->columns[n] = (uint32) j;
+		reader->features[n++] = reader->features[j];
+	}
+	return n;
+}
+
+/* The encoded row in the specification's format. */
+void
+dpml_reader_encode(DpmlReader *reader, HeapTupleHeader record, DpmlFeatures *row)
+{
+	const DpmlEncoder *encoder = &reader->spec->encoder;
+
+	row->n = 0;
+	row->columns = reader->columns;
+	row->values = reader->features;
+	if (row->columns == NULL || encoder->projection != NULL)
+	{
+		(void) dpml_reader_features(reader, record);
+		row->n = row->columns == NULL ? encoder->n_features : compress(reader);
+	}
+	else if (record != NULL)
+	{
+		read_columns(reader, record);
+		row->n = dpml_encode_sparse(encoder, reader->row, reader->work, reader->columns, reader->features);
+	}
 }
 
 static void
@@ -337,7 +251,7 @@ void
 dpml_reader_label(DpmlReader *reader, HeapTupleHeader record, DpmlLabel *label)
 {
 	const DpmlSpec *spec = reader->spec;
-	Field	   *field;
+	const DpmlField *field;
 	Datum		datum;
 	int			level;
 
@@ -345,7 +259,7 @@ dpml_reader_label(DpmlReader *reader, HeapTupleHeader record, DpmlLabel *label)
 	label->index = -1;
 	if (record == NULL || spec->label_kind == DPML_LABEL_NONE)
 		return;
-	field = resolve_label(reader);
+	field = label_field(reader);
 	if (reader->nulls[field->attribute])
 		return;
 	datum = reader->values[field->attribute];

@@ -20,9 +20,18 @@ typedef struct DpmlLabel
 	double		value;			/* number: clamped, in label units */
 } DpmlLabel;
 
+/* An encoded row, valid until the reader reads the next one. */
+typedef struct DpmlFeatures
+{
+	int32		n;
+	const uint32 *columns;		/* of the n features that are not 0; NULL: values has every feature */
+	const float *values;
+} DpmlFeatures;
+
 extern DpmlReader *dpml_reader_create(Jsonb *spec, MemoryContext context);
 extern const DpmlSpec *dpml_reader_spec(const DpmlReader *reader);
 extern const float *dpml_reader_features(DpmlReader *reader, HeapTupleHeader record);
+extern void dpml_reader_encode(DpmlReader *reader, HeapTupleHeader record, DpmlFeatures *row);
 extern void dpml_reader_label(DpmlReader *reader, HeapTupleHeader record, DpmlLabel *label);
 
 #endif

@@ -14,7 +14,7 @@
 
 static const char *const spec_keys[] = {"columns", "intercept", "norm", "format", "label", "projection"};
 static const char *const format_names[] = {"dense", "csr"};	/* enum DpmlBlockKind */
-static const char *const norm_names[] = {"clip", "normalize"};
+static const char *const norm_names[] = {"clip", "normalize", "clip_values"};
 static const char *const scale_names[] = {"center", "zero_based", "standard"};	/* enum DpmlScale */
 static const char *const label_kinds[] = {"binary", "classes", "number"};	/* enum DpmlLabelKind - 1 */
 
@@ -23,16 +23,20 @@ typedef enum ColumnWord
 	WORD_NUMERIC,
 	WORD_BOOLEAN,
 	WORD_CATEGORY,
-	WORD_ARRAY
+	WORD_ARRAY,
+	WORD_SPARSE
 } ColumnWord;
 
-static const char *const column_kinds[] = {"numeric", "boolean", "category", "array"};
+static const char *const column_kinds[] = {"numeric", "boolean", "category", "array", "sparse"};
 
 static const char *const numeric_keys[] = {"name", "kind", "scale", "lower", "upper", "mean", "sd", "log1p"};
 static const char *const boolean_keys[] = {"name", "kind", "scale"};
 static const char *const category_keys[] = {"name", "kind", "levels", "centered"};
 static const char *const array_keys[] = {
 	"name", "kind", "length", "scale", "lower", "upper", "mean", "sd", "log1p", "image"
+};
+static const char *const sparse_keys[] = {
+	"name", "kind", "length", "indices", "first_index", "scale", "lower", "upper", "mean", "sd", "log1p"
 };
 static const char *const image_keys[] = {"rows", "columns", "blur", "stride"};
 static const char *const projection_keys[] = {"features", "seed"};
@@ -42,6 +46,7 @@ static const char *const number_keys[] = {"name", "kind", "lower", "upper"};
 
 static const DpmlDomain any_number = {-HUGE_VAL, HUGE_VAL, false, false, "a finite number"};
 static const DpmlDomain positive = {0, HUGE_VAL, true, false, "a number > 0"};
+static const DpmlDomain zero_or_one = {0, 1, false, true, "0 or 1"};
 static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
 
 /* Entries between two interrupt checks. */
@@ -135,12 +140,37 @@ parse_image(DpmlSpec *spec, DpmlColumn *column, const DpmlJson *parent)
 		dpml_json_reject(&json, "blur", "smaller: the blurred pixels of all images look at more than 2^26 pixels");
 }
 
+/* An array or a sparse column has a number of elements. */
+static void
+parse_length(DpmlColumn *column, const DpmlJson *json)
+{
+	double		length;
+
+	if (!dpml_json_number(json, "length", &element_count, &length))
+		dpml_json_reject(json, "length", element_count.text);
+	column->width = (int32) length;
+}
+
+/* Where a sparse column has its indices: a column of their own, or inside the value. */
+static void
+parse_indices(DpmlSpec *spec, int i, const DpmlJson *json)
+{
+	double		first = 0;
+	bool		has_first = dpml_json_number(json, "first_index", &zero_or_one, &first);
+
+	spec->index_names[i] = dpml_json_text(json, "indices", false);
+	if (spec->index_names[i] != NULL && spec->index_names[i][0] == '\0')
+		dpml_json_reject(json, "indices", "the name of a column");
+	if (has_first != (spec->index_names[i] != NULL))
+		dpml_json_reject(json, "first_index", "given with \"indices\", and only with it: 0 or 1");
+	spec->first_index[i] = (int32) first;
+}
+
 static void
 parse_column(DpmlSpec *spec, DpmlColumn *column, int i, JsonbContainer *object)
 {
 	DpmlJson	json;
 	ColumnWord	word;
-	double		length;
 
 	dpml_json_open(&json, object, psprintf("column %d of the specification", i + 1));
 	spec->names[i] = required_name(&json);
@@ -174,11 +204,18 @@ parse_column(DpmlSpec *spec, DpmlColumn *column, int i, JsonbContainer *object)
 		case WORD_ARRAY:
 			CHECK_KEYS(&json, array_keys);
 			column->kind = DPML_ARRAY;
-			if (!dpml_json_number(&json, "length", &element_count, &length))
-				dpml_json_reject(&json, "length", element_count.text);
-			column->width = (int32) length;
+			parse_length(column, &json);
 			parse_scaling(column, &json);
 			parse_image(spec, column, &json);
+			break;
+		case WORD_SPARSE:
+			CHECK_KEYS(&json, sparse_keys);
+			column->kind = DPML_SPARSE;
+			parse_length(column, &json);
+			parse_indices(spec, i, &json);
+			parse_scaling(column, &json);
+			if (!dpml_keeps_zero(column))
+				dpml_json_reject(&json, "scale", "one that leaves 0 at 0: elements that are not given are 0");
 			break;
 	}
 }
@@ -200,6 +237,8 @@ parse_columns(DpmlSpec *spec, const DpmlJson *json)
 	n = JsonContainerSize(array);
 	columns = palloc0(n * sizeof(DpmlColumn));
 	spec->names = palloc0(n * sizeof(char *));
+	spec->index_names = palloc0(n * sizeof(char *));
+	spec->first_index = palloc0(n * sizeof(int32));
 	spec->levels = palloc0(n * sizeof(DpmlNames));
 	for (int i = 0; i < n; i++)
 	{
@@ -209,6 +248,7 @@ parse_columns(DpmlSpec *spec, const DpmlJson *json)
 			dpml_json_reject(json, "columns", "an array of objects");
 		parse_column(spec, &columns[i], i, item->val.binary.data);
 		n_features += columns[i].width;
+		spec->n_fields += spec->index_names[i] != NULL ? 2 : 1;
 	}
 	spec->encoder.columns = columns;
 	spec->encoder.n_columns = n;
@@ -305,7 +345,7 @@ dpml_spec_parse(Jsonb *jsonb)
 	dpml_json_open(&json, &jsonb->root, "the specification");
 	CHECK_KEYS(&json, spec_keys);
 	parse_columns(spec, &json);
-	spec->encoder.normalize = dpml_json_choice(&json, "norm", norm_names, lengthof(norm_names), 1);
+	spec->encoder.norm = dpml_json_choice(&json, "norm", norm_names, lengthof(norm_names), DPML_NORMALIZE);
 	spec->block_kind = dpml_json_choice(&json, "format", format_names, lengthof(format_names), DPML_DENSE);
 	if (dpml_json_find(&json, "projection", &projection))
 	{

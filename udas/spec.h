@@ -22,6 +22,9 @@ typedef struct DpmlSpec
 {
 	DpmlEncoder encoder;
 	char	  **names;			/* of the record's columns, one for each encoder column */
+	char	  **index_names;	/* of their second columns, the indices of a sparse pair; NULL for the others */
+	int32	   *first_index;	/* of a sparse pair: 0 or 1 */
+	int32		n_fields;		/* of a record: columns, and second columns */
 	DpmlNames  *levels;			/* one for each encoder column; empty unless a category */
 	int32		block_kind;		/* enum DpmlBlockKind */
 	DpmlLabelKind label_kind;

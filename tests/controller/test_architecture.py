@@ -285,7 +285,7 @@ COMMANDS = {
 
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
-        *("inspect", "check", "plan", "train", "tune", "compare", "evaluate", "predict", "demo"),
+        *("load", "inspect", "check", "plan", "train", "tune", "compare", "evaluate", "predict", "demo"),
         *("models", "show", "grant", "revoke", "report", "export", "drop", "doctor", "cleanup"),
         *("budget open", "budget show", "budget history", "budget close"),
         *("dataset register", "dataset withdraw", "dataset list", "serve"),

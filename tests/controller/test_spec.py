@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pg_dpml.blocks.encoder import FeatureNames, columns_read
 from pg_dpml.errors import SpecError
 from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
@@ -107,6 +108,21 @@ def column(**given: object) -> Column:
         ({"lower": 0, "upper": 1, "length": 2.0}, ["column age: length", "whole number"]),
         ({"lower": 0, "upper": 1, "length": True}, ["column age: length", "whole number"]),
         ({"lower": 0, "upper": 1, "length": 2**20 + 1}, ["column age: length", "1048576"]),
+        ({"first_index": 1}, ["column age", "first_index goes with indices"]),
+        ({"indices": "places", "length": 9}, ["column age", "first_index = 1", "first_index = 0", "places"]),
+        ({"indices": "places", "length": 9, "first_index": 2}, ["column age", "first_index = 1"]),
+        ({"indices": "places", "length": 9, "first_index": True}, ["column age", "first_index = 1"]),
+        ({"indices": "places", "first_index": 1}, ["column age", "length = NUMBER OF FEATURES", "public"]),
+        ({"indices": 7, "length": 9, "first_index": 1}, ["column age: indices", "name of a column"]),
+        ({"indices": "age", "length": 9, "first_index": 1}, ["column age", "another column"]),
+        (
+            {"indices": "places", "length": 9, "first_index": 1, "levels": ["a"]},
+            ["column age", "neither a category nor an image"],
+        ),
+        (
+            {"indices": "places", "length": 9, "first_index": 1, "rows": 3},
+            ["column age", "neither a category nor an image"],
+        ),
         ({"lowr": 0}, ["column age", "unknown key", "lowr", "lower"]),
         ({"name": "other"}, ["column age", "unknown key", "name"]),
     ],
@@ -209,6 +225,47 @@ def test_blur_has_a_limit() -> None:
         DataSpec("t", Label("y", positive="1"), (image, dataclasses.replace(image, name="b")))
     whole = dataclasses.replace(image, blur=2**20 - 1, stride=2**20)
     assert whole.blur_cost == 2**20
+
+
+WORDS = Column("counts", indices="words", first_index=1, length=9)
+
+
+def test_sparse_columns() -> None:
+    assert WORDS.names == ("counts", "words")
+    assert AGE.names == ("age",)
+    data = DataSpec("t", BINARY, (WORDS, AGE))
+    for change, message in (
+        ({"columns": (WORDS, Column("words", length=3, lower=0, upper=1))}, "listed once"),
+        ({"columns": (WORDS, dataclasses.replace(WORDS, name="others"))}, "listed once"),
+        ({"label": Label("words", positive="a")}, "is the label"),
+        ({"unit": "words"}, "who a row is about"),
+        ({"projection": 3}, "projection takes no sparse columns"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            dataclasses.replace(data, **change)
+
+
+def test_names_of_features_are_made_when_asked_for() -> None:
+    sparse = {"name": "counts", "kind": "sparse", "indices": "words", "first_index": 0, "length": 2**20 - 7}
+    columns = [
+        {"name": "town", "kind": "category", "levels": ["Aix", "Bonn"]},
+        sparse,
+        {"name": "scan", "kind": "array", "length": 2},
+        {"name": "e", "kind": "sparse", "length": 1},
+    ]
+    names = FeatureNames({"columns": columns, "intercept": True})
+    assert len(names) == 2**20 - 1
+    assert names[:4] == ["town=Aix", "town=Bonn", "counts[0]", "counts[1]"]
+    assert names[-5:] == [f"counts[{2**20 - 8}]", "scan[1]", "scan[2]", "e[1]", "intercept"]
+    assert names[-1] == "intercept"
+    with pytest.raises(IndexError):
+        names[len(names)]
+    assert names == FeatureNames({"columns": columns, "intercept": True})
+    assert names != FeatureNames({"columns": columns, "intercept": False})
+    assert names != FeatureNames({"columns": [*columns[:1], sparse | {"first_index": 1}], "intercept": True})
+    assert columns_read({"columns": columns}) == ["town", "counts", "words", "scan", "e"]
+    projected = FeatureNames({"columns": columns, "intercept": True, "projection": {"features": 2}})
+    assert list(projected) == ["projection 1", "projection 2", "intercept"]
 
 
 def test_toml(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ CALLS: dict[str, list[str]] = {
     "encode(jsonb,record,boolean)": [json_literal(SPEC), RECORD, "true"],
     'number("any")': ["1.5::numeric"],
     'numbers("any",integer)': ["'{1,NULL}'::numeric[]", "2"],
+    'sparse_numbers("any","any",integer,integer)': ["'{1,NULL}'::numeric[]", "'{7,2}'::int8[]", "9", "1"],
+    'sparse_numbers("any",integer)': ["NULL::numeric[]", "2"],
     "rows(bytea)": [BLOCK],
     "poisson_steps(bytea,integer,double precision)": [BLOCK, "3", "0.5::float8"],
     "unpack(bytea)": [BLOCK],
@@ -288,6 +290,19 @@ SPECS += [
     f"jsonb_set({json_literal(SPEC)}, '{{label,{key}}}', '{value}')"
     for key in ("kind", "positive", "negative", "classes")
     for value in VALUES
+]
+SPARSE = {
+    "name": "v",
+    "kind": "sparse",
+    "indices": "i",
+    "first_index": 1,
+    "length": 4,
+    "lower": -1,
+    "upper": 1,
+}
+SPECS += [
+    f"jsonb_set({json_literal({'columns': [SPARSE]})}, '{{columns,0,{key}}}', '{value}')"
+    for key, value in itertools.product(("indices", "first_index", "length", "lower", "image"), VALUES)
 ]
 SPECS += [
     # what would take hours a row, or gigabytes, if it were taken

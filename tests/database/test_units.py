@@ -219,7 +219,10 @@ def test_sparse_blocks_lie_in_order(database: str, connection: psycopg.Connectio
 def test_a_block_has_room_for_a_whole_unit(most: int, n_features: int) -> None:
     """Also just above the usual largest block: the header, words of 32 bits for the starts, the rows."""
     source: Any = SimpleNamespace(
-        encoder={"format": "dense"}, n_features=n_features, n_values=n_features, max_rows_per_unit=most
+        encoder={"format": "dense", "columns": []},
+        n_features=n_features,
+        n_values=n_features,
+        max_rows_per_unit=most,
     )
     needed = 16 + 4 * -(-most // 32) + most * (4 + 4 * n_features)
     assert packing._block_bytes(source) >= needed

@@ -24,7 +24,8 @@ static const char *const words[] = {
 	"columns", "intercept", "norm", "format", "label", "projection", "name", "kind", "scale", "lower", "upper",
 	"mean", "sd", "log1p", "levels", "centered", "length", "image", "rows", "blur", "stride", "features", "seed",
 	"positive", "negative", "classes", "dense", "csr", "clip", "normalize", "center", "zero_based", "standard",
-	"numeric", "boolean", "category", "array", "binary", "number", "a", "b", "yes", ""
+	"numeric", "boolean", "category", "array", "binary", "number", "sparse", "indices", "first_index", "clip_values",
+	""
 };
 
 /* -Wl,--wrap: one as large as allowed takes half a second to make. */
@@ -83,6 +84,51 @@ next_value(const DpmlColumn *column, Bytes *bytes)
 	return value;
 }
 
+/* Any given elements of a sparse column; mostly their places rise. */
+static DpmlValue
+next_sparse(const DpmlColumn *column, Bytes *bytes)
+{
+	DpmlValue	value = {.length = choose(bytes, Min(column->width, 250) + 3)};
+	double	   *elements = palloc((Size) value.length * sizeof(double));
+	uint32	   *places = palloc((Size) value.length * sizeof(uint32));
+	uint32		place = 0;
+	int			step;
+
+	for (int32_t i = 0; i < value.length; i++)
+	{
+		elements[i] = next_number(bytes);
+		places[i] = place;
+		step = choose(bytes, 16);
+		if (step == 0)
+			place = (uint32) column->width;
+		else if (step > 1)
+			place += 1 + (uint32) step / 4;
+	}
+	value.elements = elements;
+	value.places = places;
+	return value;
+}
+
+/* The sparse row has the same features, bit for bit, and no zeros. */
+static void
+check_sparse(const DpmlEncoder *encoder, const DpmlValue *values, const float *dense)
+{
+	double	   *work = palloc(encoder->n_features * sizeof(double));
+	uint32	   *columns = palloc(encoder->n_features * sizeof(uint32));
+	float	   *out = palloc(encoder->n_features * sizeof(float));
+	int32_t		n = dpml_encode_sparse(encoder, values, work, columns, out);
+	int32_t		at = 0;
+
+	for (int32_t j = 0; j < encoder->n_features; j++)
+	{
+		if (dense[j] == 0.0f)
+			continue;
+		REQUIRE(at < n && columns[at] == (uint32) j && out[at] == dense[j]);
+		at++;
+	}
+	REQUIRE(at == n);
+}
+
 static void
 encode(const DpmlEncoder *encoder, Bytes *bytes)
 {
@@ -92,11 +138,14 @@ encode(const DpmlEncoder *encoder, Bytes *bytes)
 	double		squares = 0.0;
 
 	for (int32_t i = 0; i < encoder->n_columns; i++)
-		values[i] = next_value(&encoder->columns[i], bytes);
+		values[i] = encoder->columns[i].kind == DPML_SPARSE ? next_sparse(&encoder->columns[i], bytes)
+			: next_value(&encoder->columns[i], bytes);
 	dpml_encode_row(encoder, values, work, out);
 	for (int32_t i = 0; i < encoder->n_features; i++)
 		squares += (double) out[i] * out[i];
 	REQUIRE(sqrt(squares) <= 1.0 - 0x1p-20);
+	if (encoder->projection == NULL)
+		check_sparse(encoder, values, out);
 	dpml_clip_row(encoder->n_raw, work);
 	REQUIRE(dpml_norm(encoder->n_raw, work) <= 1.0);
 }

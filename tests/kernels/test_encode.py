@@ -15,6 +15,7 @@ import oracles
 import replay
 from pg_dpml.blocks.projection import projection_matrix
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import lib, pointer
 from replay import Column, Encoder, Image, encode_row
 
 LARGEST_NORM = 1.0 - 2.0**-20
@@ -71,6 +72,22 @@ def test_total_and_bounded(row: list[tuple[Column, Any]], intercept: bool, norma
         assert norm >= 1 - 2.0**-18
     if intercept:
         assert out[-1] >= 0
+
+
+@given(rows, st.booleans())
+def test_clipped_values_lie_in_their_bounds(row: list[tuple[Column, Any]], intercept: bool) -> None:
+    encoder = Encoder(tuple(column for column, _ in row), intercept, clip_values=True)
+    out = replay.encode_row(encoder, [value for _, value in row])
+    assert np.all(np.abs(out) <= 1.0)  # of float32 as it is stored
+    if intercept:
+        assert out[-1] == 1.0
+
+
+@pytest.mark.parametrize("value", [-1e300, -7.5, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0, 1e300])
+def test_values_are_clipped_on_both_sides(value: float) -> None:
+    column = Column("numeric", "standard", lower=-math.inf, upper=math.inf)
+    out = replay.encode_row(Encoder((column, column), clip_values=True), [value, 0.5])
+    assert out.tolist() == [min(max(value, -1.0), 1.0), 0.5, 1.0]
 
 
 def as_json(column: Column) -> dict[str, Any]:
@@ -263,3 +280,72 @@ def test_projection_keeps_squared_norms_on_average() -> None:
     x = np.random.default_rng(3).normal(size=50)
     assert np.linalg.norm(matrix @ x) == pytest.approx(np.linalg.norm(x), rel=0.15)
     assert matrix.std() == pytest.approx(1 / 20, rel=0.02)
+
+
+@st.composite
+def sparse_columns(draw: st.DrawFn) -> tuple[Column, Any]:
+    """A sparse column that keeps 0 at 0, and places that may be repeated, unsorted or outside."""
+    width = draw(st.integers(1, 12))
+    scale, lower, upper = draw(
+        st.sampled_from([("center", -3.0, 3.0), ("zero_based", 0.0, 9.0), ("standard", -math.inf, math.inf)])
+    )
+    log1p = scale == "zero_based" and draw(st.booleans())
+    places = draw(st.lists(st.integers(0, width), max_size=width + 2))
+    if draw(st.booleans()):
+        places = sorted({place for place in places if place < width})
+    column = Column("sparse", scale, log1p, width=width, lower=lower, upper=upper)
+    numbers = draw(st.lists(st.none() | any_float, min_size=len(places), max_size=len(places)))
+    return column, draw(st.none() | st.just((places, numbers)))
+
+
+@given(
+    st.lists(columns_with_values() | sparse_columns(), min_size=1, max_size=5),
+    st.booleans(),
+    st.sampled_from([(True, False), (False, False), (False, True)]),
+)
+def test_sparse_row_is_the_dense_row_bit_for_bit(
+    row: list[tuple[Column, Any]], intercept: bool, norm: tuple[bool, bool]
+) -> None:
+    encoder = Encoder(tuple(column for column, _ in row), intercept, *norm)
+    dense = replay.encode_row(encoder, [value for _, value in row])
+    columns, values = replay.encode_sparse(encoder, [value for _, value in row])
+    assert np.all(np.diff(columns.astype(np.int64)) > 0)
+    assert np.all(values != 0)
+    spread = np.zeros_like(dense)
+    spread[columns] = values
+    np.testing.assert_array_equal(spread, dense)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1.0, 1e160, 1e300])
+def test_wide_sparse_row_is_the_dense_row_bit_for_bit(scale: float) -> None:
+    """Thousands of features: every lane of the norm, and the rest after the last full eight."""
+    draw = np.random.default_rng(7)
+    for width in (4001, 4008, 4014):
+        encoder = Encoder((Column("sparse", "standard", width=width),), normalize=True)
+        for n in (1, 7, 300, width):
+            places = np.sort(draw.choice(width, n, replace=False))
+            row = [(places, scale * draw.normal(size=n))]
+            columns, values = replay.encode_sparse(encoder, row)
+            spread = np.zeros(width + 1, dtype=np.float32)
+            spread[columns] = values
+            np.testing.assert_array_equal(spread, replay.encode_row(encoder, row))
+
+
+def test_norm_of_a_sparse_vector_is_that_of_the_dense_one_bit_for_bit() -> None:
+    draw = np.random.default_rng(8)
+    for n in (1, 7, 8, 9, 1003):
+        for size in (1e-200, 1.0, 1e200):
+            x = size * draw.normal(size=n) * (draw.random(n) < 0.8)
+            columns = np.flatnonzero(x).astype(np.uint32)
+            given = np.ascontiguousarray(x[columns])
+            sparse = lib.dpml_norm_sparse(n, given.size, pointer(columns, "uint32_t"), pointer(given))
+            assert sparse == lib.dpml_norm(n, pointer(x))
+
+
+@pytest.mark.parametrize("places", [[0, 0], [1, 0], [0, 3], [4], [2**32 - 1]])
+def test_sparse_column_with_bad_places_is_zero(places: list[int]) -> None:
+    column = Column("sparse", "standard", width=3)
+    row = [(places, [1.0] * len(places))]
+    columns, values = replay.encode_sparse(Encoder((column,), intercept=False), row)
+    assert columns.size == values.size == 0
+    assert not encode_row(Encoder((column,), intercept=False), row).any()

@@ -107,6 +107,13 @@ PLANTED = [
         "heap-buffer-overflow",
     ),
     ("spec", "kernels/encode.c", "i < image->rows; i++", "i <= image->rows; i++", "overflow"),
+    (
+        *("spec", "kernels/encode.c"),
+        "value->places[i] >= (uint32_t) column->width ||",
+        "value->places[i] > (uint32_t) column->width ||",
+        "not so",
+    ),
+    ("spec", "kernels/encode.c", "value->places[i] <= value->places[i - 1]", "0", "not so"),
     ("spec", "kernels/encode.c", "target_norm = 1.0 - 0x1p-19", "target_norm = 1.0 + 0x1p-19", "not so"),
     (
         "spec",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * The encoder: columns to features, features to a row of bounded norm.
+ * The encoder: columns to features, features to a row of bounded norm, or each feature to bounds.
  *
  * Rounding to float32 moves each feature by at most 2^-24 of itself, so a
  * float64 row of norm 1 - 2^-19 keeps a norm below 1 - 2^-20 once rounded
@@ -144,6 +144,18 @@ encode_image(const DpmlColumn *column, const Bounds *bounds, const double *pixel
 			*out++ = blurred(column, bounds, pixels, r, c);
 }
 
+/* The given elements of a sparse column are inside it, each once. */
+static int
+has_places(const DpmlColumn *column, const DpmlValue *value)
+{
+	if (value->elements == NULL || value->length < 0 || value->length > column->width)
+		return 0;
+	for (int32_t i = 0; i < value->length; i++)
+		if (value->places[i] >= (uint32_t) column->width || (i > 0 && value->places[i] <= value->places[i - 1]))
+			return 0;
+	return 1;
+}
+
 static void
 encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
 {
@@ -164,6 +176,12 @@ encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
 	bounds = column_bounds(column);
 	if (column->kind == DPML_NUMERIC)
 		out[0] = scale_number(column, &bounds, value->number);
+	else if (column->kind == DPML_SPARSE)
+	{
+		if (has_places(column, value))
+			for (int32_t i = 0; i < value->length; i++)
+				out[value->places[i]] = scale_number(column, &bounds, value->elements[i]);
+	}
 	else if (value->elements == NULL || value->length != dpml_column_length(column))
 		return;
 	else if (column->image.rows > 0)
@@ -202,10 +220,43 @@ project(const DpmlEncoder *encoder, const double *raw, double *out)
 	}
 }
 
+/* A row of such a norm is brought to the norm of the encoding. */
+static int
+is_brought(const DpmlEncoder *encoder, double norm)
+{
+	if (encoder->norm == DPML_CLIP_VALUES)
+		return 0;
+	return norm > target_norm || (encoder->norm == DPML_NORMALIZE && norm > 0.0);
+}
+
+/* Features to [-1, 1], which float32 keeps, where the encoding asks for it. */
+static void
+clip_values(const DpmlEncoder *encoder, int32_t n, double *x)
+{
+	if (encoder->norm == DPML_CLIP_VALUES)
+		for (int32_t i = 0; i < n; i++)
+			x[i] = dpml_clamp(x[i], -1.0, 1.0);
+}
+
+/* The squares of such a norm have neither overflowed nor vanished. */
+static int
+in_range(double norm)
+{
+	return norm > 1e-100 && norm < 1e100;
+}
+
 double
 dpml_target_norm(void)
 {
 	return target_norm;
+}
+
+int
+dpml_keeps_zero(const DpmlColumn *column)
+{
+	Bounds		bounds = column_bounds(column);
+
+	return scale_number(column, &bounds, 0.0) == 0.0;
 }
 
 void
@@ -229,10 +280,11 @@ dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *wor
 	if (encoder->intercept)
 		work[n - 1] = 1.0;
 
+	clip_values(encoder, n, work);
 	norm = dpml_norm(n, work);
-	if (norm > target_norm || (encoder->normalize && norm > 0.0))
+	if (is_brought(encoder, norm))
 	{
-		if (!(norm > 1e-100 && norm < 1e100))
+		if (!in_range(norm))
 		{
 			bring_into_range(n, work);
 			norm = dpml_norm(n, work);
@@ -241,6 +293,77 @@ dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *wor
 	}
 	for (int32_t i = 0; i < n; i++)
 		out[i] = (float) (work[i] * factor);
+}
+
+/* The entries of a column that are not 0, to the places from n on; returns the place after the last. */
+static int32_t
+gather_column(const DpmlColumn *column, const DpmlValue *value, uint32_t base, int32_t n, double *work, uint32_t *columns)
+{
+	if (column->kind != DPML_SPARSE)
+	{
+		const double *features = work + n;
+
+		encode_column(column, value, work + n);
+		for (int32_t j = 0; j < column->width; j++)
+		{
+			if (features[j] == 0.0)
+				continue;
+			work[n] = features[j];
+			columns[n++] = base + (uint32_t) j;
+		}
+	}
+	else if (has_places(column, value))
+	{
+		Bounds		bounds = column_bounds(column);
+
+		for (int32_t i = 0; i < value->length; i++)
+		{
+			work[n] = scale_number(column, &bounds, value->elements[i]);
+			if (work[n] != 0.0)
+				columns[n++] = base + value->places[i];
+		}
+	}
+	return n;
+}
+
+int32_t
+dpml_encode_sparse(const DpmlEncoder *encoder, const DpmlValue *values, double *work, uint32_t *columns, float *out)
+{
+	uint32_t	base = 0;
+	int32_t		n = 0;
+	int32_t		kept = 0;
+	double		factor = 1.0;
+	double		norm;
+
+	for (int32_t c = 0; c < encoder->n_columns; c++)
+	{
+		n = gather_column(&encoder->columns[c], &values[c], base, n, work, columns);
+		base += (uint32_t) encoder->columns[c].width;
+	}
+	if (encoder->intercept)
+	{
+		work[n] = 1.0;
+		columns[n++] = base;
+	}
+
+	clip_values(encoder, n, work);
+	norm = dpml_norm_sparse(encoder->n_features, n, columns, work);
+	if (is_brought(encoder, norm))
+	{
+		if (!in_range(norm))
+		{
+			bring_into_range(n, work);
+			norm = dpml_norm_sparse(encoder->n_features, n, columns, work);
+		}
+		factor = target_norm / norm;
+	}
+	for (int32_t i = 0; i < n; i++)
+	{
+		out[kept] = (float) (work[i] * factor);
+		columns[kept] = columns[i];
+		kept += out[kept] != 0.0f;
+	}
+	return kept;
 }
 
 void

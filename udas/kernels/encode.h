@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * A row of values to a float32 vector of norm at most 1 - 2^-20, from public
- * constants alone.  Total: every value has an encoding (privacy/README.md,
+ * A row of values to a float32 vector of norm at most 1 - 2^-20, or of features
+ * in [-1, 1], from public constants alone.  Total: every value has an encoding (privacy/README.md,
  * "Bad rows never show").
  */
 #ifndef DPML_ENCODE_H
@@ -18,7 +18,8 @@ enum DpmlColumnKind
 {
 	DPML_NUMERIC = 0,			/* one feature */
 	DPML_CATEGORY = 1,			/* one feature a level */
-	DPML_ARRAY = 2				/* one feature an element, each as a numeric */
+	DPML_ARRAY = 2,				/* one feature an element, each as a numeric */
+	DPML_SPARSE = 3				/* an array of which most elements are 0, and only the others are given */
 };
 
 enum DpmlScale
@@ -26,6 +27,13 @@ enum DpmlScale
 	DPML_CENTER = 0,			/* middle of the bounds to 0, bounds to -1 and +1 */
 	DPML_ZERO_BASED = 1,		/* lower to 0, upper to 1 */
 	DPML_STANDARD = 2			/* (v - mean) / sd, clamped to the bounds first where they are finite */
+};
+
+enum DpmlNorm
+{
+	DPML_CLIP = 0,				/* longer rows to norm 1 */
+	DPML_NORMALIZE = 1,			/* every row to norm 1; a zero row stays zero */
+	DPML_CLIP_VALUES = 2		/* every feature to [-1, 1], whatever the norm of the row */
 };
 
 /*
@@ -43,7 +51,7 @@ typedef struct DpmlImage
 typedef struct DpmlColumn
 {
 	int32_t		kind;			/* enum DpmlColumnKind */
-	int32_t		scale;			/* enum DpmlScale; numeric and array */
+	int32_t		scale;			/* enum DpmlScale; numeric, array and sparse */
 	int32_t		log1p;			/* 1: ln(1 + v) of value and bounds before scaling; lower >= 0 */
 	int32_t		width;			/* features: 1, levels, array length, or pixels of the reduced image */
 	int32_t		centered;		/* category: 1 subtracts 1/levels from every feature */
@@ -61,7 +69,7 @@ typedef struct DpmlEncoder
 	int32_t		n_raw;			/* sum of widths */
 	int32_t		n_features;		/* n_raw, or the projection's, plus the intercept */
 	int32_t		intercept;		/* 1: a last feature of constant 1 */
-	int32_t		normalize;		/* 1: every row to norm 1 (a zero row stays zero); 0: only longer rows */
+	int32_t		norm;			/* enum DpmlNorm */
 	const float *projection;	/* (n_features - intercept) x n_raw, row-major; NULL for none */
 } DpmlEncoder;
 
@@ -69,8 +77,9 @@ typedef struct DpmlValue
 {
 	double		number;			/* numeric: NaN for NULL */
 	int32_t		level;			/* category: index, or -1 for NULL and unknown */
-	int32_t		length;			/* array: elements; another length than width encodes as zeros */
-	const double *elements;		/* array: NaN for NULL elements */
+	int32_t		length;			/* array: elements; another length than width encodes as zeros.  sparse: given ones */
+	const double *elements;		/* array, sparse: NaN for NULL elements; NULL: the column encodes as zeros */
+	const uint32_t *places;		/* sparse: of the given elements, rising strictly from 0; else the column is zeros */
 } DpmlValue;
 
 /* Norm that rows are brought to before they are rounded to float32. */
@@ -87,6 +96,17 @@ int32_t		dpml_column_length(const DpmlColumn *column);
  * (0 where that is infinite too), an unknown level as zeros.
  */
 void		dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *work, float *out);
+
+/*
+ * The same row bit for bit, as its features that are not 0: their columns, rising, and their values; returns how
+ * many.  The encoder has no projection.  work, columns and out have room for n_features; of a row of
+ * sparse columns only as much is touched as it has elements.
+ */
+int32_t		dpml_encode_sparse(const DpmlEncoder *encoder, const DpmlValue *values, double *work, uint32_t *columns,
+							   float *out);
+
+/* 1 if a number of 0 is a feature of 0, as a sparse column needs it. */
+int			dpml_keeps_zero(const DpmlColumn *column);
 
 /* Scale x to norm <= 1 if it is longer; a row that is not finite becomes zero. */
 void		dpml_clip_row(int32_t n, double *x);

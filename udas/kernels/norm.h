@@ -8,4 +8,7 @@
 /* A norm that neither overflows nor underflows; NaN or infinity if an entry is not finite. */
 double		dpml_norm(int64_t n, const double *x);
 
+/* The norm, bit for bit, of the vector of n_all entries of which n, at rising columns, are not 0. */
+double		dpml_norm_sparse(int64_t n_all, int64_t n, const uint32_t *columns, const double *x);
+
 #endif

@@ -44,3 +44,11 @@ dpml_scores(int32_t n_outputs, int32_t n_features, const double *weights, const 
 	for (int32_t k = 0; k < n_outputs; k++)
 		scores[k] = dpml_dot_f32(n_features, weights + (int64_t) k * n_features, x);
 }
+
+DPML_CLONES void
+dpml_scores_sparse(int32_t n_outputs, int32_t n_features, const double *weights, int32_t n, const uint32_t *columns,
+				   const float *x, double *scores)
+{
+	for (int32_t k = 0; k < n_outputs; k++)
+		scores[k] = dpml_dot_sparse(n, weights + (int64_t) k * n_features, columns, x);
+}

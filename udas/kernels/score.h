@@ -20,4 +20,8 @@ double		dpml_loss_sum_row(const DpmlLoss *loss, const double *weights, int32_t n
 /* Scores (K) of one float32 row at weights (K x d); what prediction uses. */
 void		dpml_scores(int32_t n_outputs, int32_t n_features, const double *weights, const float *x, double *scores);
 
+/* The same of a row of which n features, at rising columns, are not 0. */
+void		dpml_scores_sparse(int32_t n_outputs, int32_t n_features, const double *weights, int32_t n,
+							   const uint32_t *columns, const float *x, double *scores);
+
 #endif

@@ -3,26 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import bisect
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 from pg_dpml.blocks.levels import as_compared
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
+from pg_dpml.kernels import MAX_FEATURES
 from pg_dpml.names import shown, toml_key, visible
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.dates import DATE_KINDS, date_number
 
 __all__ = [
+    "FeatureNames",
     "as_in_catalog",
+    "columns_read",
     "compared_label",
     "completed",
     "encode_column",
     "encode_label",
-    "feature_names",
+    "is_sparse",
     "stored_values",
 ]
 
@@ -45,14 +50,27 @@ def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
     """The spec with its columns named exactly as in the catalog."""
     return replace(
         data,
-        columns=tuple(replace(column, name=table.column(column.name)) for column in data.columns),
+        columns=tuple(
+            replace(
+                column,
+                name=table.column(column.name),
+                indices=None if column.indices is None else table.column(column.indices),
+            )
+            for column in data.columns
+        ),
         label=replace(data.label, column=table.column(data.label.column)),
         unit=None if data.unit is None else table.column(data.unit),
     )
 
 
-def encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
+def encode_column(column: Column, types: Mapping[str, ColumnType]) -> dict[str, Any]:
     """Encode a column of a spec as an entry of the encoder's `columns`.
+
+    Parameters
+    ----------
+    column : Column
+    types : mapping of str to ColumnType
+        Types of the table's columns.
 
     Raises
     ------
@@ -60,7 +78,10 @@ def encode_column(column: Column, column_type: ColumnType) -> dict[str, Any]:
         If its type has no encoding, or public bounds or levels are missing.
     """
     where = f"column {shown(column.name)}"
+    column_type = types[column.name]
     kind = column_type.kind
+    if column.indices is not None or kind == "sparse":
+        return _encode_sparse(column, types)
     levels = column.levels if column.levels is not None else column_type.enum_labels
     if levels is not None:
         _require_levels(column_type, where)
@@ -136,11 +157,85 @@ def completed(column: Mapping[str, Any]) -> dict[str, Any]:
     return _DEFAULTS | {key: value for key, value in column.items() if value is not None}
 
 
-def feature_names(column: Mapping[str, Any]) -> list[str]:
+def is_sparse(encoder: Mapping[str, Any]) -> bool:
+    """Whether an encoder has a sparse column: its rows may store far fewer numbers than the longest one."""
+    return any(column["kind"] == "sparse" for column in encoder["columns"])
+
+
+def columns_read(encoder: Mapping[str, Any]) -> list[str]:
+    """Names of the table's columns that an encoder reads, without the label, in the order of its records."""
+    pairs = ((column["name"], column.get("indices")) for column in encoder["columns"])
+    return [name for pair in pairs for name in pair if name is not None]
+
+
+class FeatureNames(Sequence[str]):
+    """The names of an encoder's features, in order; those of a sparse column are made when asked for.
+
+    Parameters
+    ----------
+    encoder : mapping
+        With the keys columns, intercept and, of a projection, projection.
+    """
+
+    def __init__(self, encoder: Mapping[str, Any]) -> None:
+        columns: Sequence[Mapping[str, Any]] = encoder["columns"]
+        self._parts: list[Sequence[str]] = [_names(column) for column in columns]
+        if encoder.get("projection") is not None:
+            self._parts = [[f"projection {i + 1}" for i in range(encoder["projection"]["features"])]]
+        if encoder["intercept"]:
+            self._parts.append(["intercept"])
+        self._ends = list(itertools.accumulate(map(len, self._parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        place = range(len(self))[at]
+        part = bisect.bisect_right(self._ends, place)
+        return self._parts[part][place - self._ends[part] + len(self._parts[part])]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FeatureNames) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._ends))
+
+
+@dataclass(frozen=True)
+class _Numbered(Sequence[str]):
+    """Names such as x[0], x[1], made when they are asked for."""
+
+    column: str
+    first: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        numbers = range(self.first, self.first + self.length)[at]
+        if isinstance(numbers, range):
+            return [f"{self.column}[{number}]" for number in numbers]
+        return f"{self.column}[{numbers}]"
+
+
+def _names(column: Mapping[str, Any]) -> Sequence[str]:
     """Names of the features of an encoded column."""
     if column["kind"] == "category":
         return [f"{column['name']}={level}" for level in column["levels"]]
-    if "image" in column:
+    if column["kind"] == "sparse":
+        return _Numbered(column["name"], column.get("first_index", 1), column["length"])
+    if column.get("image") is not None:
         image = column["image"]
         pixels = (
             (row, place)
@@ -158,6 +253,63 @@ def stored_values(column: Mapping[str, Any]) -> int:
     if column["kind"] == "category":
         return len(column["levels"]) if column["centered"] else 1
     return int(column.get("length", 1))
+
+
+def _encode_sparse(column: Column, types: Mapping[str, ColumnType]) -> dict[str, Any]:
+    """A pair of arrays, or pgvector's sparsevec, as an entry of the encoder."""
+    column_type = types[column.name]
+    where = f"column {shown(column.name)} ({visible(column_type.name)})"
+    entry: dict[str, Any] = {"name": column.name, "kind": "sparse"}
+    if column_type.kind == "sparse":
+        if column.indices is not None:
+            raise SpecError(f"{where} has its own indices: leave out indices and first_index")
+        if column.levels is not None or column.rows is not None:
+            raise SpecError(f"{where}: a sparse column is neither a category nor an image")
+    elif column.indices is not None:
+        _require_pair(column, types)
+        entry |= {"indices": column.indices, "first_index": column.first_index}
+    entry["length"] = _length(column, column_type)
+    if entry["length"] >= MAX_FEATURES:
+        raise SpecError(
+            f"{where}: {entry['length']} features, more than the {MAX_FEATURES - 1} a model may have"
+        )
+    if column.scale == "center" and column.lower is None:
+        # Without bounds the numbers stay as they are: the norm of the row bounds them.
+        return entry | {"scale": "standard", "log1p": False, "lower": None, "upper": None, "mean": 0, "sd": 1}
+    entry |= _encode_scale(column, column_type)
+    _require_zero(entry, where)
+    return entry
+
+
+def _require_pair(column: Column, types: Mapping[str, ColumnType]) -> None:
+    """Reject columns that are no array of numbers and array of their places."""
+    assert column.indices is not None
+    values, indices = types[column.name], types[column.indices]
+    if values.kind != "array" or values.element != "number" or values.vector:
+        raise SpecError(
+            f"column {shown(column.name)} ({visible(values.name)}): the numbers of a sparse column are an "
+            "array, such as real[], with one number for each index"
+        )
+    if indices.kind != "array" or not indices.whole:
+        raise SpecError(
+            f"column {shown(column.name)}: indices {shown(column.indices)} must be an array of smallint, "
+            f"integer or bigint, not {visible(indices.name)}"
+        )
+
+
+def _require_zero(entry: Mapping[str, Any], where: str) -> None:
+    """Reject a scale that would make another number of 0, which is what elements are that are not given."""
+    lower, upper = entry["lower"], entry["upper"]
+    if entry["scale"] == "standard":
+        fits = entry["mean"] == 0 and (lower is None or lower <= 0 <= upper)
+    else:
+        fits = lower == (0 if entry["scale"] == "zero_based" else -upper)
+    if not fits:
+        raise SpecError(
+            f"{where} is sparse, and what a row does not give is 0 and must stay 0: give lower = -upper, or "
+            'scale = "zero_based" and lower = 0, or scale = "standard" and mean = 0; or no bounds, to take '
+            "the numbers as they are"
+        )
 
 
 def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
@@ -180,13 +332,19 @@ def _encode_scale(column: Column, column_type: ColumnType) -> dict[str, Any]:
     return entry
 
 
-def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
+def _length(column: Column, column_type: ColumnType) -> int:
+    """Number of elements, by the spec or by the type."""
     where = f"column {shown(column.name)} ({visible(column_type.name)})"
     length = column.length if column.length is not None else column_type.length
     if length is None:
         raise SpecError(f"{where} needs length = NUMBER OF ELEMENTS")
     if column_type.length not in (None, length):
         raise SpecError(f"{where} has {column_type.length} elements by its type, not length = {length}")
+    return length
+
+
+def _encode_array(column: Column, column_type: ColumnType) -> dict[str, Any]:
+    length = _length(column, column_type)
     entry: dict[str, Any] = {"kind": "array", "length": length}
     if column.rows is not None:
         image = {"rows": column.rows, "columns": length // column.rows}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pg_dpml.blocks.encoder import is_sparse
 from pg_dpml.blocks.query import from_clause, record_of
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
@@ -221,8 +222,11 @@ def whiten(
 def _block_bytes(source: Source) -> int:
     """Largest size of a block in bytes: a page, or more (stored out of line) if a unit takes half a page.
 
-    A whole unit always fits into a block, so that its gradients can be summed and clipped there.
+    A whole unit always fits into a block, so that its gradients can be summed and clipped there. A single
+    row does whatever the size: the rows of a sparse column, of which few are long, go into pages.
     """
+    if is_sparse(source.encoder) and source.max_rows_per_unit == 1:
+        return BLOCK_PAGE_BYTES
     unit_bytes = _bytes_of_unit(source.max_rows_per_unit, row_bytes(source))
     if unit_bytes <= BLOCK_PAGE_BYTES // 2:
         return BLOCK_PAGE_BYTES

@@ -32,17 +32,18 @@ def from_clause(source: Source) -> sql.Composed:
 def record_of(encoder: Mapping[str, Any], table: SourceTable, *, with_label: bool) -> sql.Composed:
     """`ROW(t.a, t.b, ...)` in the encoder's order: it needs no privilege on other columns.
 
-    Text that is too long to be a level, and arrays of another length, become NULL, which has the same
-    encoding; in a label whose other values are one class, they become another value. Otherwise a record of
-    several huge values could not be built, and the error would disclose that a row has them.
+    Text that is too long to be a level, and arrays of another length (of a sparse column: of a larger one),
+    become NULL, which has the same encoding; in a label whose other values are one class, they become another
+    value. Otherwise a record of several huge values could not be built, and the error would disclose that a
+    row has them.
     """
-    fields = [_bounded_field(column["name"], column.get("length"), table) for column in encoder["columns"]]
+    fields = [field for column in encoder["columns"] for field in _bounded_fields(column, table)]
     if with_label:
         label = encoder["label"]
         # A literal without a type takes the column's.
         other = sql.Literal("" if str(label.get("positive", "")).strip(" ") else "other")
         others = label["kind"] == "binary" and label.get("negative") is None
-        fields.append(_bounded_field(label["name"], None, table, other if others else sql.NULL))
+        fields.append(_bounded_field(label["name"], table, instead=other if others else sql.NULL))
     return sql.SQL("ROW({})").format(sql.SQL(", ").join(fields))
 
 
@@ -63,8 +64,22 @@ def count_units(session: Session, source: Source) -> int:
     )
 
 
+def _bounded_fields(column: Mapping[str, Any], table: SourceTable) -> list[sql.Composed]:
+    """The fields of one column: numbers and indices of a sparse pair, and one of any other."""
+    length = column.get("length")
+    if "indices" not in column:
+        return [_bounded_field(column["name"], table, length)]
+    names = (column["name"], column["indices"])
+    return [_bounded_field(name, table, length, shorter=True) for name in names]
+
+
 def _bounded_field(
-    name: str, length: int | None, table: SourceTable, instead: sql.Composable = sql.NULL
+    name: str,
+    table: SourceTable,
+    length: int | None = None,
+    *,
+    shorter: bool = False,
+    instead: sql.Composable = sql.NULL,
 ) -> sql.Composed:
     field = sql.Identifier("t", name)
     column_type = table.columns[name]
@@ -73,7 +88,9 @@ def _bounded_field(
             field, sql.Literal(LONGEST_LEVEL)
         )
     elif column_type.kind == "array" and not column_type.vector and length is not None:
-        unfit = sql.SQL("pg_catalog.cardinality({}) <> {}").format(field, sql.Literal(length))
+        unfit = sql.SQL("pg_catalog.cardinality({}) {} {}").format(
+            field, sql.SQL(">" if shorter else "<>"), sql.Literal(length)
+        )
     else:
         return sql.Composed([field])
     return sql.SQL("CASE WHEN {} THEN {} ELSE {} END").format(unfit, instead, field)

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pg_dpml.blocks.encoder import (
+    FeatureNames,
     as_in_catalog,
     compared_label,
     encode_column,
     encode_label,
-    feature_names,
+    is_sparse,
     stored_values,
 )
 from pg_dpml.database.catalog import SourceTable, look_up_table
@@ -21,12 +22,15 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.kernels import MAX_FEATURES, MAX_PROJECTION
 from pg_dpml.names import shown, visible
-from pg_dpml.spec.data import MAX_WEIGHTS, DataSpec
+from pg_dpml.spec.data import MAX_WEIGHTS, PROJECTED_SPARSE, DataSpec
 
 __all__ = [
     "Source",
     "resolve",
 ]
+
+MAX_UNIT_VALUES = 2**26
+"""Most numbers that the rows of a unit may store where columns are sparse: 512 MB, which fit into a block."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Source:
         Length of an encoded row, the intercept included.
     n_values : int
         Largest number of values that one encoded row can store.
-    feature_names : tuple of str
+    feature_names : FeatureNames
         One name a feature, in order.
     class_names : tuple of str or None
         As `Label.class_names`, written as values are compared with them.
@@ -61,8 +65,12 @@ class Source:
     encoder: Mapping[str, Any]
     n_features: int
     n_values: int
-    feature_names: tuple[str, ...]
+    feature_names: FeatureNames
     class_names: tuple[str, ...] | None
+
+    def with_norm(self, norm: str | None) -> Source:
+        """The same table, its rows bounded by another `norm` of the encoder; None: by that of the spec."""
+        return self if norm is None else replace(self, encoder={**self.encoder, "norm": norm})
 
 
 def resolve(session: Session, data: DataSpec) -> Source:
@@ -78,25 +86,32 @@ def resolve(session: Session, data: DataSpec) -> Source:
     table = look_up_table(session, data.table)
     data = as_in_catalog(data, table)
     _require_public_rows(table, data)
-    columns = [encode_column(column, table.columns[column.name]) for column in data.columns]
+    columns = [encode_column(column, table.columns) for column in data.columns]
     label_type = table.columns[data.label.column]
     label = compared_label(data.label, label_type)
     if data.unit is not None:
         _require_unit_type(table.columns[data.unit], data.unit)
-    names = [name for column in columns for name in feature_names(column)]
-    if len(names) >= MAX_FEATURES:
-        raise SpecError(f"columns: {len(names)} features, more than the {MAX_FEATURES - 1} a model may have")
+    encoder: dict[str, Any] = {"columns": columns, "intercept": data.intercept, "norm": data.norm}
+    n_raw = len(FeatureNames(encoder)) - data.intercept
+    if n_raw >= MAX_FEATURES:
+        raise SpecError(f"columns: {n_raw} features, more than the {MAX_FEATURES - 1} a model may have")
     n_values = sum(stored_values(column) for column in columns) + data.intercept
+    sparse = is_sparse(encoder)
     if data.projection is not None:
-        if data.projection * len(names) > MAX_PROJECTION:
+        if sparse:
+            raise SpecError(PROJECTED_SPARSE)
+        if data.projection * n_raw > MAX_PROJECTION:
             raise SpecError(
-                f"projection must be at most {MAX_PROJECTION // len(names)} "
-                f"with {len(names)} features before it"
+                f"projection must be at most {MAX_PROJECTION // n_raw} with {n_raw} features before it"
             )
-        names = [f"projection {i + 1}" for i in range(data.projection)]
-        n_values = len(names) + 1
-    if data.intercept:
-        names.append("intercept")
+        n_values = data.projection + 1
+        encoder["projection"] = {"features": data.projection, "seed": data.projection_seed}
+    if sparse and n_values * data.max_rows_per_unit > MAX_UNIT_VALUES:
+        raise SpecError(
+            f"max_rows_per_unit must be at most {MAX_UNIT_VALUES // n_values} with {n_values:,} features of "
+            "sparse columns: the rows of a unit must fit into one block, however many features they have"
+        )
+    names = FeatureNames(encoder)
     n_classes = 1 if data.label.classes is None else len(data.label.classes)
     if len(names) * n_classes > MAX_WEIGHTS:
         raise SpecError(
@@ -104,16 +119,9 @@ def resolve(session: Session, data: DataSpec) -> Source:
             f"{MAX_WEIGHTS // n_classes:,} features, not {len(names):,}: list fewer classes, or give "
             "[features] projection"
         )
-    encoder = {
-        "columns": columns,
-        "intercept": data.intercept,
-        "norm": data.norm,
-        # A sparse row costs eight bytes a value against four a feature.
-        "format": "csr" if 2 * n_values < len(names) else "dense",
-        "label": encode_label(label, label_type.kind),
-    }
-    if data.projection is not None:
-        encoder["projection"] = {"features": data.projection, "seed": data.projection_seed}
+    # A sparse row costs eight bytes a value against four a feature.
+    encoder["format"] = "csr" if sparse or 2 * n_values < len(names) else "dense"
+    encoder["label"] = encode_label(label, label_type.kind)
     if encoder["format"] == "dense":
         n_values = len(names)
     _require_written(session, {f"column {c['name']}: levels": c.get("levels", ()) for c in columns})
@@ -126,7 +134,7 @@ def resolve(session: Session, data: DataSpec) -> Source:
         encoder=encoder,
         n_features=len(names),
         n_values=n_values,
-        feature_names=tuple(names),
+        feature_names=names,
         class_names=label.class_names,
     )
 
@@ -165,7 +173,8 @@ def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
             f"table without (CREATE TABLE ... AS TABLE {visible(data.table)}), as a role that sees them all, "
             "and name that"
         )
-    used = [data.label.column, *(column.name for column in data.columns), *filter(None, [data.unit])]
+    features = [name for column in data.columns for name in column.names]
+    used = [data.label.column, *features, *filter(None, [data.unit])]
     computed = [name for name in used if name in table.columns and table.columns[name].virtual]
     if computed and not data.definition_is_public:
         raise GuaranteeError(
@@ -176,7 +185,12 @@ def _require_public_rows(table: SourceTable, data: DataSpec) -> None:
 
 
 def _require_unit_type(column_type: ColumnType, unit: str) -> None:
-    if column_type.kind in ("array", "other") and column_type.name not in ("uuid", "bytea", "oid", "inet"):
+    if column_type.kind in ("array", "sparse", "other") and column_type.name not in (
+        "uuid",
+        "bytea",
+        "oid",
+        "inet",
+    ):
         raise SpecError(
             f"unit {shown(unit)}: a unit is told by a number, a text, a date or a uuid, not by "
             f"{visible(column_type.name)}; "

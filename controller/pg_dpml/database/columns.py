@@ -37,11 +37,12 @@ _COLUMNS = sql.SQL("""
     SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v',
         p.depth, p.typmod,
         CASE t.typnamespace WHEN 'pg_catalog'::pg_catalog.regnamespace THEN t.typname END,
-        t.typname = 'vector' AND EXISTS (
+        CASE WHEN t.typname IN ('vector', 'sparsevec') AND EXISTS (
             SELECT FROM pg_catalog.pg_depend d
             JOIN pg_catalog.pg_extension x ON x.oid = d.refobjid AND x.extname = 'vector'
             WHERE d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass AND d.objid = t.oid
-            AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass AND d.deptype = 'e'),
+            AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass AND d.deptype = 'e')
+            THEN t.typname END,
         (SELECT pg_catalog.array_agg(e.enumlabel::text ORDER BY e.enumsortorder)
             FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid)
     FROM part p
@@ -62,9 +63,9 @@ class ColumnType:
         As SQL writes it, the domain's own name for a domain.
     kind : str
         "number", "boolean", "text", "enum", "date", "timestamp", "timestamptz",
-        "array" (or pgvector's vector), or "other": no encoding.
+        "array" (or pgvector's vector), "sparse" (pgvector's sparsevec), or "other": no encoding.
     element : str or None
-        Kind of an array's elements.
+        Kind of the elements of an array or sparse vector.
     length : int or None
         Number of elements of a vector whose type fixes it.
     enum_labels : tuple of str or None
@@ -72,11 +73,11 @@ class ColumnType:
     virtual : bool
         An expression computes the column whenever it is read.
     whole : bool
-        An integer type.
+        An integer type, or an array of one.
     collated : bool
         Text whose equality a collation could widen.
     vector : bool
-        pgvector's type, not an array.
+        A type of pgvector, not an array.
     base : str or None
         PostgreSQL's own name of a built-in type that is no array.
     modifier : int
@@ -107,25 +108,27 @@ def _column_type(
     depth: int,
     modifier: int,
     builtin: str | None,
-    is_vector: bool,
+    pgvector: str | None,
     labels: list[str] | None,
 ) -> ColumnType:
     """The type in a row of _COLUMNS; `depth` is the number of arrays around the type that was found."""
     kind = "enum" if labels else _KINDS.get(builtin or "", "other")
-    if is_vector and depth == 0:
+    whole = builtin in ("int2", "int4", "int8")
+    if pgvector is not None and depth == 0:
         length = modifier if modifier > 0 else None
-        return ColumnType(name, "array", "number", length, virtual=virtual, vector=True)
+        own = "sparse" if pgvector == "sparsevec" else "array"
+        return ColumnType(name, own, "number", length, virtual=virtual, vector=True)
     if depth == 0:
         return ColumnType(
             name,
             kind,
             enum_labels=tuple(labels) if labels else None,
             virtual=virtual,
-            whole=builtin in ("int2", "int4", "int8"),
+            whole=whole,
             collated=kind == "text" and builtin != "char",
             base=builtin,
             modifier=modifier,
         )
     if depth > 1 or kind in ("text", "enum", "other"):
         return ColumnType(name, "other", virtual=virtual)
-    return ColumnType(name, "array", kind, virtual=virtual)
+    return ColumnType(name, "array", kind, virtual=virtual, whole=whole)

@@ -21,13 +21,15 @@ _UNQUOTED = re.compile(r"\s*(?:[^\W\d][\w$]*)?(?:\s*\.\s*(?:[^\W\d][\w$]*)?)?\s*
 """What may stand beside the quoted parts of the name."""
 
 
-def new_table(session: Session, name: str) -> sql.Identifier:
+def new_table(session: Session, name: str, argument: str = "into") -> sql.Identifier:
     """The qualified name of a new table; without a schema, in the one where the role creates tables.
 
     Parameters
     ----------
     name : str
         As in SQL: schema-qualified or not, and folded where it is not quoted.
+    argument : str
+        What gives the name, for messages.
 
     Raises
     ------
@@ -39,7 +41,7 @@ def new_table(session: Session, name: str) -> sql.Identifier:
     unquoted = re.sub('"(?:[^"]|"")+"', "", name)
     if parts is None or len(parts) > 2 or not _UNQUOTED.fullmatch(unquoted):
         raise SpecError(
-            "into must be the name of a new table as in SQL, such as predictions, or "
+            f"{argument} must be the name of a new table as in SQL, such as predictions, or "
             "schema.predictions, with double quotes around what SQL would not take without, such as "
             f"{sql.Identifier(name.strip() or 'My Table').as_string()}; not {names.shown(name)}"
         )
@@ -48,15 +50,17 @@ def new_table(session: Session, name: str) -> sql.Identifier:
         (current,) = session.fetch_one(sql.SQL("SELECT pg_catalog.current_schema()"))
     *given, table = parts
     if not given and current is None:
-        raise SpecError(f"into: no schema of the search_path exists here; write schema.{shown}")
+        raise SpecError(f"{argument}: no schema of the search_path exists here; write schema.{shown}")
     schema = given[0] if given else current
     if schema.startswith("pg_temp"):
-        raise SpecError(f"into: a temporary table is gone when dpml ends; name another schema for {shown}")
+        raise SpecError(
+            f"{argument}: a temporary table is gone when dpml ends; name another schema for {shown}"
+        )
     if schema in ("dpml", "dpml_work"):
-        raise SpecError(f"into: schema {schema} is for the extension's own tables; name another")
+        raise SpecError(f"{argument}: schema {schema} is for the extension's own tables; name another")
     offer = offer_schema(session, schema)
     if offer is not None:
-        raise SpecError(f"into: there is no schema {names.shown(schema)}{offer}")
+        raise SpecError(f"{argument}: there is no schema {names.shown(schema)}{offer}")
     taken, length, longest = session.fetch_one(
         sql.SQL(
             "SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE relname = %(table)s::text "
@@ -70,8 +74,10 @@ def new_table(session: Session, name: str) -> sql.Identifier:
     )
     if length > longest:
         raise SpecError(
-            f"into: {names.shown(table)} has {length} bytes, and a name in PostgreSQL has at most {longest}"
+            f"{argument}: {names.shown(table)} has {length} bytes, and a name in PostgreSQL has at most "
+            f"{longest}"
         )
     if taken:
-        raise SpecError(f"table {shown} exists: choose another name for --into, or drop it first")
+        option = "--into" if argument == "into" else argument
+        raise SpecError(f"table {shown} exists: choose another name for {option}, or drop it first")
     return sql.Identifier(schema, table)

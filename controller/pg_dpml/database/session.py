@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -209,6 +209,13 @@ class Session:
         with encodable_text(), Cursor(self.driver) as cursor, cursor.copy(command) as copy:
             copy.set_types(types)
             copy.write_row(row)
+
+    def copy_lines(self, table: sql.Identifier, lines: Iterable[str]) -> None:
+        """Append rows by COPY, each a line of its text format with the line feed."""
+        command = self._escaped(sql.SQL("COPY {} FROM STDIN").format(table))
+        with encodable_text(), Cursor(self.driver) as cursor, cursor.copy(command) as copy:
+            for line in lines:
+                copy.write(line)
 
     def count(self, query: Query, failed: str) -> int:
         """Run one query that counts rows.

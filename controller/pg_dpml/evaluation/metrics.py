@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.query import record_of
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.session import Session, sql
@@ -132,7 +133,7 @@ def left_out_words(left_out: LeftOut | None, *, values: bool = True) -> list[str
 
 def require_columns(model: Model, table: SourceTable, extra: list[str]) -> None:
     """Raise an error that names the first column of the model, or of `extra`, that a table lacks."""
-    for name in [column["name"] for column in model.encoder["columns"]] + extra:
+    for name in columns_read(model.encoder) + extra:
         if name not in table.columns:  # the exact name, by which the model's encoder looks it up
             offer = did_you_mean(name, table.columns) or ";"
             raise SpecError(

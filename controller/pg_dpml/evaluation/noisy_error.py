@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.query import record_of
 from pg_dpml.database.catalog import SourceTable, look_up_table
 from pg_dpml.database.database import Database
@@ -212,7 +213,7 @@ def _require_public_rows(
     """Raise an error if a private value may decide which rows there are, or make the query fail."""
     if table.row_security:
         raise GuaranteeError(f"{shown(table.name)} has row-level security, so its rows depend on who asks")
-    used = [model.encoder["label"]["name"], *(column["name"] for column in model.encoder["columns"])]
+    used = [model.encoder["label"]["name"], *columns_read(model.encoder)]
     used += [unit] if unit else []
     computed = [name for name in used if table.columns[name].virtual]
     if (table.kind in "vmf" or computed) and not definition_is_public:

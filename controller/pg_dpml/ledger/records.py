@@ -75,8 +75,8 @@ class TrainingRecord:
         Units of privacy in the table.
     passes : int or None
         Passes taken; None if the number depends on private rows and is therefore not disclosed.
-    features : tuple of str
-        One name a feature, in order.
+    features : tuple of str or None
+        One name a feature, in order; None where a column is sparse, whose names the encoder gives.
     versions : mapping of str to str
         Versions of package, extension and server.
     method : mapping
@@ -91,7 +91,7 @@ class TrainingRecord:
     where: str | None = None
     n_units: int = 0
     passes: int | None = None
-    features: tuple[str, ...] = ()
+    features: tuple[str, ...] | None = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] | None = None
@@ -104,7 +104,7 @@ class TrainingRecord:
             "where": self.where,
             "n_units": self.n_units,
             "passes": self.passes,
-            "features": list(self.features),
+            "features": None if self.features is None else list(self.features),
             "versions": dict(self.versions),
         }
         more = {"spending": [dict(one) for one in self.spending]} if self.spending else {}
@@ -116,6 +116,7 @@ class TrainingRecord:
         """The record that was stored."""
         given = dict(stored)
         own = {f.name: given.pop(f.name) for f in fields(cls) if f.name in given and f.name != "method"}
-        own["features"] = tuple(own.get("features", ()))
+        features = own.get("features", ())
+        own["features"] = None if features is None else tuple(features)
         own["spending"] = tuple(own.get("spending", ()))
         return cls(**own, method=given)

@@ -69,7 +69,7 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     Raises
     ------
     SpecError
-        If the encoding has no plain SQL form (images, projections), or has too many columns, or
+        If the encoding has no plain SQL form (images, projections, sparsevec), or has too many columns, or
         features for the norm of the whitened row.
     """
     if what not in EXPRESSIONS:
@@ -79,6 +79,11 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
         raise SpecError(
             f"model {shown(model.name)} reduces images or projects features, which has no plain SQL form: "
             "use dpml.predict, or export --format json"
+        )
+    if any(c["kind"] == "sparse" and c.get("indices") is None for c in encoder["columns"]):
+        raise SpecError(
+            f"model {shown(model.name)} reads a sparsevec of pgvector, which has no plain SQL form: use "
+            "dpml.predict, or export --format json"
         )
     whitened = model.whitening is not None and (what == "value" or model.task == "regression")
     if whitened and model.n_features > MOST_WHITENED:
@@ -100,9 +105,9 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
             f"model {shown(model.name)} has too many columns for one SQL expression: use dpml.predict, "
             "or export --format json"
         )
-    scores = [" + ".join(part.scores[k] for part in parts) for k in range(len(rows))]
+    scores = [" + ".join(part.scores[k] for part in parts) or "float8 '0'" for k in range(len(rows))]
     outer = ", ".join(f"{score} AS s{k + 1}" for k, score in enumerate(scores))
-    squares = " + ".join(part.squares for part in parts)
+    squares = "0" if _clips_values(encoder) else " + ".join(part.squares for part in parts)
     factor = _whitened_factor(model) if whitened else _factor(encoder)
     # Unfenced, the planner would write the columns out anew in every element of the whitened row.
     fence = " OFFSET 0" if whitened else ""
@@ -113,8 +118,15 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     )
 
 
+def _clips_values(encoder: Mapping[str, Any]) -> bool:
+    """Whether features are clipped one by one, so that a score does not depend on the norm of the row."""
+    return bool(encoder["norm"] == "clip_values")
+
+
 def _factor(encoder: Mapping[str, Any]) -> str:
     """Factor that scales a row, and so its scores, to the norm of the encoding."""
+    if _clips_values(encoder):
+        return "1"
     least_norm = TARGET_NORM if encoder["norm"] == "clip" else 0.0
     return f"CASE WHEN r.norm > {least_norm!r} THEN {TARGET_NORM!r} / r.norm ELSE 1 END"
 
@@ -163,12 +175,17 @@ def _prediction(model: Model, factor: str) -> str:
 def _parts(
     model: Model, types: Mapping[str, ColumnType], weights: npt.NDArray[np.float64]
 ) -> Iterable[_Part]:
-    """The columns in the encoder's order, then the intercept; `weights` has a row a score."""
+    """The columns in the encoder's order, then the intercept; `weights` has a row a score.
+
+    Columns whose weights are all 0 are left out where the norm of the row does not matter.
+    """
     at = 0
+    clips = _clips_values(model.encoder)
     for i, column in enumerate(map(completed, model.encoder["columns"]), 1):
         width = _width(column)
-        own = weights[:, at : at + width].tolist()
-        yield _column(i, column, types.get(column["name"]), own)
+        own = weights[:, at : at + width]
+        if not clips or np.any(own):
+            yield _column(i, column | {"clips": clips}, types.get(column["name"]), own.tolist())
         at += width
     if model.encoder["intercept"]:
         yield _Part({}, [_number(w) for w in weights[:, -1].tolist()], "1")
@@ -188,6 +205,8 @@ def _column(
         return _category(i, column, _operand(name, column_type), weights)
     if column["kind"] == "array":
         return _array(i, column, name, column_type, weights)
+    if column["kind"] == "sparse":
+        return _sparse(i, column, name, weights)
     if column["kind"] == "boolean":
         no = -1 if column["scale"] == "center" else 0
         value = f"(CASE WHEN {name} THEN 1 WHEN NOT {name} THEN {no} ELSE 0 END)::float8"
@@ -219,6 +238,7 @@ def _scaled(column: Mapping[str, Any], value: str) -> str:
         number = f"ln(1 + {number})"
     if scale == "standard":
         scaled = f"({number} - {_number(mean)}) / {_number(sd)}"
+        scaled = f"least(greatest({scaled}, -1), 1)" if column["clips"] else scaled
     else:
         ends = [f"ln(1 + {_number(b)})" if column["log1p"] else _number(b) for b in (least, most)]
         scaled = f"({number} - {ends[0]}) / ({ends[1]} - {ends[0]})"
@@ -293,5 +313,30 @@ def _array(
         )
         for k, row in enumerate(weights)
     }
+    values[f"x{i}_q"] = over_elements("e.x * e.x")
+    return _Part(values, [f"x.x{i}_{k + 1}" for k in range(len(weights))], f"x.x{i}_q")
+
+
+def _sparse(i: int, column: Mapping[str, Any], name: str, weights: list[list[float]]) -> _Part:
+    """A subquery over the given elements; a row whose indices do not fit counts as zeros."""
+    indices = sql.Identifier("t", column["indices"]).as_string(None)
+    first = int(column["first_index"])
+    last = first + int(column["length"]) - 1
+    fits = (
+        f"cardinality({name}) = cardinality({indices}) AND NOT EXISTS (SELECT FROM unnest({indices}) AS u(k) "
+        f"GROUP BY u.k HAVING count(*) > 1 OR (u.k BETWEEN {first} AND {last}) IS NOT TRUE)"
+    )
+    scaled = _scaled(column, "u.v::float8")
+
+    def over_elements(term: str) -> str:
+        return (
+            f"CASE WHEN {fits} THEN coalesce((SELECT sum({term}) FROM (SELECT {scaled} AS x, u.k "
+            f"FROM unnest({name}, {indices}) AS u(v, k)) AS e), 0) ELSE 0 END"
+        )
+
+    values = {}
+    for k, row in enumerate(weights):
+        listed = f"('{{{','.join(repr(float(w)) for w in row)}}}'::float8[])"
+        values[f"x{i}_{k + 1}"] = over_elements(f"e.x * {listed}[(e.k - {first - 1})::integer]")
     values[f"x{i}_q"] = over_elements("e.x * e.x")
     return _Part(values, [f"x.x{i}_{k + 1}" for k in range(len(weights))], f"x.x{i}_q")

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.encoder import is_sparse
 from pg_dpml.blocks.packing import pack
 from pg_dpml.blocks.preparing import require_plannable, require_runnable
 from pg_dpml.blocks.query import count_units
@@ -218,7 +219,7 @@ def train_model(
             registry.require_role(session, owner, "owner")
         if decided.guarantee is None:
             registry.require_new_name(session, name)
-        return resolved, decided
+        return resolved.with_norm(decided.norm), decided
 
     def charge(session: Session, begun: tuple[Source, Plan]) -> charging.Charged:
         assert privacy is not None
@@ -363,7 +364,7 @@ def released_model(
             where=source.where,
             n_units=decided.problem.n_units,
             passes=result.passes,
-            features=source.feature_names,
+            features=None if is_sparse(source.encoder) else tuple(source.feature_names),
             versions=versions(session),
             method=decided.work.record(decided.problem.n_units),
             tuning=tuning,

@@ -40,7 +40,10 @@ SCALES = ("center", "zero_based", "standard")
 
 
 _CATEGORY_KEYS = ("levels", "centered")
-_NUMBER_KEYS = ("lower", "upper", "scale", "log1p", "mean", "sd", "length", "rows", "blur", "stride")
+_NUMBER_KEYS = (
+    *("lower", "upper", "scale", "log1p", "mean", "sd", "length", "rows", "blur", "stride"),
+    *("indices", "first_index"),
+)
 DEFAULT_KEYS = ("lower", "upper", "scale", "log1p", *_CATEGORY_KEYS)
 """Keys of `[defaults]`, whose values hold for columns without their own."""
 
@@ -79,7 +82,11 @@ class Column:
     centered : bool
         Subtract 1 / (number of levels) from every one-hot feature.
     length : int or None
-        Number of elements of an array column.
+        Number of elements of an array column; of a sparse column, those included that are not given.
+    indices : str or None
+        Column with the places of the elements; then the column is sparse, and all other elements are 0.
+    first_index : int or None
+        Index of the first element of a sparse pair: 0 or 1.
     rows : int or None
         If given, the array is an image with this number of rows, row by row, which is reduced.
     blur, stride : int
@@ -104,6 +111,8 @@ class Column:
     rows: int | None = None
     blur: int = 3
     stride: int = 2
+    indices: str | None = None
+    first_index: int | None = None
 
     def __post_init__(self) -> None:
         where = f"column {shown(self.name)}"
@@ -138,6 +147,34 @@ class Column:
                 raise SpecError(
                     f"{where}: rows belongs to an image, an array whose length is a multiple of it"
                 )
+
+        if self.indices is not None or self.first_index is not None:
+            self._require_sparse(where)
+
+    def _require_sparse(self, where: str) -> None:
+        """Reject a sparse pair that is not one."""
+        if self.indices is None:
+            raise SpecError(f"{where}: first_index goes with indices = COLUMN")
+        require_name(self.indices, f"{where}: indices")
+        if self.indices == self.name:
+            raise SpecError(f"{where}: indices must be another column, with the places of these numbers")
+        if isinstance(self.first_index, bool) or self.first_index not in (0, 1):
+            raise SpecError(
+                f"{where}: say which index the first feature has in {shown(self.indices)}: first_index = 1, "
+                "as in svmlight files, or first_index = 0"
+            )
+        if self.length is None:
+            raise SpecError(
+                f"{where}: give length = NUMBER OF FEATURES, those included that no row has: a public "
+                "number, from the documentation of the data and never from the rows"
+            )
+        if self.levels is not None or self.rows is not None:
+            raise SpecError(f"{where}: a sparse column is neither a category nor an image")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the table that it is made of."""
+        return (self.name,) if self.indices is None else (self.name, self.indices)
 
     @property
     def blur_cost(self) -> int:

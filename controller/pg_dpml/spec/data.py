@@ -15,12 +15,15 @@ from pg_dpml.spec.checks import as_choice, as_flag, as_table, require_known, req
 from pg_dpml.spec.columns import DEFAULT_KEYS, Column, Label
 from pg_dpml.spec.files import left_open, parse_toml, read_text
 
-__all__ = ["MAX_WEIGHTS", "DataSpec"]
+__all__ = ["MAX_WEIGHTS", "PROJECTED_SPARSE", "DataSpec"]
 
 NORMS = ("normalize", "clip")
 MAX_WEIGHTS = 2**24
 """Features times classes. A state of several such arrays stays below 1 GB, PostgreSQL's largest value."""
 MAX_ROWS_PER_UNIT = 10**6
+PROJECTED_SPARSE = (
+    "projection takes no sparse columns: it would multiply a row by every feature, given or not; leave it out"
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,9 @@ class DataSpec:
         require_text(self.table, "table")
         if not self.columns:
             raise SpecError("columns: list at least one feature column, as [columns.NAME]")
-        names = [column.name for column in self.columns]
+        names = [name for column in self.columns for name in column.names]
         if len(set(names)) != len(names):
-            raise SpecError("columns: every column may be listed once")
+            raise SpecError("columns: every column may be listed once, and be the indices of one")
         if self.label.column in names:
             raise SpecError(f"column {shown(self.label.column)} is the label and cannot be a feature")
         if sum(column.blur_cost for column in self.columns) > MAX_BLUR:
@@ -92,6 +95,8 @@ class DataSpec:
         as_choice(self.norm, "norm", NORMS)
         if self.projection is not None:
             require_whole(self.projection, "projection", MAX_FEATURES - 1)
+            if any(column.indices is not None for column in self.columns):
+                raise SpecError(PROJECTED_SPARSE)
         if self.projection_seed != 0:
             require_whole(self.projection_seed, "projection_seed", 2**53)
         require_whole(self.max_rows_per_unit, "max_rows_per_unit", MAX_ROWS_PER_UNIT)

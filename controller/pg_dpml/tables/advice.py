@@ -59,6 +59,8 @@ def _column_advice(check: ValueCheck, column: Column, n_rows: int) -> Iterator[s
         yield 'far from the mean: public bounds beside scale = "standard" would tame these rows'
     if check.wrong_length:
         yield "arrays of another length count as nothing"
+    if check.misplaced:
+        yield "such rows have none of these features: is first_index right, and is length?"
     if check.outside_elements > _FEW * n_rows:
         yield "many arrays have elements outside the bounds: another unit?"
     if check.unknown > _FEW * n_rows:
@@ -204,6 +206,7 @@ def _findings(check: ValueCheck, undeclared: str = "not declared") -> Iterator[s
         "above the bounds": check.above,
         "far from the mean": check.far,
         "of another length": check.wrong_length,
+        "with indices that are repeated, outside or not one for each number": check.misplaced,
         "with NULL or NaN elements": check.null_elements,
         "with elements outside the bounds": check.outside_elements,
     }

@@ -53,6 +53,8 @@ class ValueCheck:
         Rows more than ten sd from the mean, with scale "standard".
     wrong_length : int
         Arrays of another length.
+    misplaced : int
+        Rows whose sparse column has an index that is missing, repeated or outside, or not one for a number.
     null_elements, outside_elements : int
         Arrays of the right length with an element outside the bounds (infinite, if there are no bounds);
         otherwise, with an element that is NULL or NaN and so encoded as 0.
@@ -80,6 +82,7 @@ class ValueCheck:
     highest_tenth: int = 0
     far: int = 0
     wrong_length: int = 0
+    misplaced: int = 0
     null_elements: int = 0
     outside_elements: int = 0
     constant: bool = False

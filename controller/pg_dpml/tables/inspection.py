@@ -17,7 +17,14 @@ from pg_dpml.tables.constraints import DOMAIN_VALUE, Facts, column_facts
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-__all__ = ["CatalogColumn", "CatalogTable", "inspect_table", "looks_like_key", "looks_like_person"]
+__all__ = [
+    "CatalogColumn",
+    "CatalogTable",
+    "inspect_table",
+    "looks_like_key",
+    "looks_like_person",
+    "sparse_pairs",
+]
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|[0-9]+")
 _KEY_WORDS = {"id", "ids", "uuid", "guid", "key", "pk", "rowid", "ssn", "nhs", "mrn", "iban"}
@@ -31,6 +38,9 @@ _PERSON_WORDS = {
     *("household", "family", "account", "subscriber", "passenger", "driver", "borrower", "donor"),
     *("voter", "player", "visitor", "owner", "tenant", "card", "device", "ssn", "nhs", "mrn", "email"),
 }
+
+_INDEX_WORDS = {"index", "indices", "indexes", "idx", "place", "places", "position", "positions"}
+_VALUE_WORDS = {"value", "values", "val", "vals", "number", "numbers", "weight", "weights"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class CatalogTable:
 def looks_like_key(column: str, kind: str) -> bool:
     """Whether a column of this name and kind seems to identify people or rows."""
     words = _words(column)
-    if not words or kind in ("boolean", "enum", "array"):
+    if not words or kind in ("boolean", "enum", "array", "sparse"):
         return False
     return words[-1] in _KEY_WORDS or (kind == "text" and not _PRIVATE_WORDS.isdisjoint(words))
 
@@ -91,6 +101,20 @@ def looks_like_person(column: str, kind: str) -> bool:
     if kind not in ("number", "text", "other") or _PERSON_WORDS.isdisjoint(words):
         return False
     return len(words) == 1 or words[-1] in _KEY_WORDS | {"no", "nr", "number", "hash", "code", "name"}
+
+
+def sparse_pairs(columns: Mapping[str, CatalogColumn]) -> dict[str, str]:
+    """Columns of numbers with the columns that seem to be their indices, by the names of two arrays."""
+    arrays = [c for c in columns.values() if c.type.kind == "array" and c.type.element == "number"]
+    stems = {c.name: set(_words(c.name)) - _INDEX_WORDS - _VALUE_WORDS for c in arrays}
+    places = [c.name for c in arrays if c.type.whole and not _INDEX_WORDS.isdisjoint(_words(c.name))]
+    numbers = [c.name for c in arrays if c.name not in places and not c.type.vector]
+    pairs: dict[str, str] = {}
+    for place in places:
+        alike = [name for name in numbers if stems[name] == stems[place] and name not in pairs]
+        if alike:
+            pairs[alike[0]] = place
+    return pairs
 
 
 def inspect_table(database: str | sa.Engine, table: str, *, insecure: bool = False) -> CatalogTable:

@@ -51,7 +51,7 @@ class Field:
     ----------
     type : ColumnType
     entry : mapping
-        The column in the encoder, of kind "numeric", "boolean", "category" or "array".
+        The column in the encoder, of kind "numeric", "boolean", "category", "array" or "sparse".
     """
 
     type: ColumnType
@@ -96,9 +96,8 @@ def count_numbers(session: Session, source: Source, fields: Sequence[Field]) -> 
     for i, field in enumerate(fields):
         value, given = sql.Identifier("v", f"value_{i}"), sql.Identifier("v", f"given_{i}")
         read.append(sql.SQL("{} AS {}").format(_read(field), sql.Identifier(f"value_{i}")))
-        if field.entry["kind"] == "array":
-            present = sql.SQL("{} IS NOT NULL AS {}").format(field.identifier, sql.Identifier(f"given_{i}"))
-            read.append(present)
+        if field.entry["kind"] in ("array", "sparse"):
+            read.append(sql.SQL("{} AS {}").format(_given(field), sql.Identifier(f"given_{i}")))
             measures.append(_array_measures(field, value, given))
         else:
             measures.append(_number_measures(field, value))
@@ -135,10 +134,27 @@ def _number_text(value: float, field: Field) -> str:
     return f"{value:.0f}" if value.is_integer() else repr(value)
 
 
+def _given(field: Field) -> sql.Composed:
+    """Whether a row has an array, or both of a sparse pair."""
+    names = [field.name, *([field.entry["indices"]] if "indices" in field.entry else [])]
+    each = [sql.SQL("{} IS NOT NULL").format(sql.Identifier("t", name)) for name in names]
+    return sql.SQL("({})").format(sql.SQL(" AND ").join(each))
+
+
 def _read(field: Field) -> sql.Composed:
     """The value as the encoder reads it: a float8, or an array of float8 with NULL for omitted elements."""
     if field.entry["kind"] == "array":
         return sql.SQL("dpml.numbers({}, {})").format(field.identifier, sql.Literal(field.entry["length"]))
+    if field.entry["kind"] == "sparse" and "indices" in field.entry:
+        return sql.SQL("dpml.sparse_numbers({}, {}, {}, {})").format(
+            field.identifier,
+            sql.Identifier("t", field.entry["indices"]),
+            sql.Literal(field.entry["length"]),
+            sql.Literal(field.entry["first_index"]),
+        )
+    if field.entry["kind"] == "sparse":
+        length = sql.Literal(field.entry["length"])
+        return sql.SQL("dpml.sparse_numbers({}, {})").format(field.identifier, length)
     return sql.SQL("dpml.number({})").format(field.identifier)
 
 
@@ -208,7 +224,9 @@ def _array_measures(field: Field, value: sql.Identifier, given: sql.Identifier) 
     entry = field.entry
     measures = {
         "nulls": _count(sql.SQL("NOT {}").format(given)),
-        "wrong_length": _count(sql.SQL("{} AND {} IS NULL").format(given, value)),
+        "wrong_length" if entry["kind"] == "array" else "misplaced": _count(
+            sql.SQL("{} AND {} IS NULL").format(given, value)
+        ),
     }
     lower, upper = (
         end if entry[key] is None else entry[key]

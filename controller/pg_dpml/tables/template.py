@@ -14,7 +14,13 @@ from pg_dpml.names import shown, toml_key, toml_text, visible
 from pg_dpml.spec.dates import DATE_KINDS
 from pg_dpml.spec.files import FILL_IN
 from pg_dpml.tables.constraints import Bound
-from pg_dpml.tables.inspection import CatalogColumn, CatalogTable, looks_like_key, looks_like_person
+from pg_dpml.tables.inspection import (
+    CatalogColumn,
+    CatalogTable,
+    looks_like_key,
+    looks_like_person,
+    sparse_pairs,
+)
 
 __all__ = ["spec_template"]
 
@@ -59,6 +65,10 @@ _ALIKE = 10
 """From this many columns of one type without bounds on, a template has [defaults]."""
 _FEW_VALUES = 10
 """A range of fewer whole numbers than this may be classes."""
+_SPARSE = "Sparse: these numbers stand at the places in {indices}, and all other features of a row are 0."
+_UNBOUNDED = (
+    "The numbers are taken as they are, and the row is brought to norm 1. With public bounds instead:"
+)
 _BY_NAME = "Left out: by its name it identifies people or rows."
 
 _PRECISION = re.compile(r"numeric\((\d+),(\d+)\)")
@@ -94,8 +104,11 @@ def spec_template(table: CatalogTable, label: str | None = None) -> str:
         words = [text.format(count=len(alike), type=alike[0].type.name) for text in _DEFAULTS]
         open_ = [f"{key} = {toml_text(FILL_IN)}" for key in ("lower", "upper")]
         lines += ["", "[defaults]", *_comment(*words), *open_]
+    pairs = sparse_pairs(table.columns)
     for column in table.columns.values():
-        if column.name != label:
+        if column.name in pairs:
+            lines += ["", *_sparse_lines(column, pairs[column.name])]
+        elif column.name != label and column.name not in pairs.values():
             lines += ["", *_column_lines(column, by_default=column.name in shared)]
     return "\n".join(lines) + "\n"
 
@@ -128,7 +141,7 @@ def _label_lines(table: CatalogTable, label: str | None) -> list[str]:
 def _label_values(column: CatalogColumn) -> list[str]:
     levels = column.type.enum_labels or column.facts.levels
     kind = column.type.kind
-    if kind in ("array", "other"):
+    if kind in ("array", "sparse", "other"):
         raise SpecError(f"label {shown(column.name)}: type {visible(column.type.name)} cannot be predicted")
     if kind == "boolean":
         return ["positive = true"]
@@ -186,6 +199,8 @@ def _alike(table: CatalogTable, label: str | None) -> list[CatalogColumn]:
 def _column_lines(column: CatalogColumn, *, by_default: bool) -> list[str]:
     """The section of a feature; as comments if the column should or can not be one."""
     encoding = ["# lower and upper: [defaults]"] if by_default else _encoding_lines(column)
+    if column.type.kind == "sparse":
+        return _sparse_lines(column, None)
     head = f"[columns.{toml_key(column.name)}]"
     reason = _reason_against(column)
     if reason is None:
@@ -197,6 +212,25 @@ def _column_lines(column: CatalogColumn, *, by_default: bool) -> list[str]:
         )
     commented = [f"# {line}" for line in "\n".join([head, *encoding]).split("\n")]
     return [commented[0], *_comment(reason), *_description(column), *commented[1:]]
+
+
+def _sparse_lines(column: CatalogColumn, indices: str | None) -> list[str]:
+    """The section of a sparse column; indices is None where they are inside the value."""
+    lines = [f"[columns.{toml_key(column.name)}]", *_description(column)]
+    if indices is not None:
+        lines += [
+            *_comment(_SPARSE.format(indices=shown(indices))),
+            f"indices = {toml_text(indices)}",
+            f"first_index = {toml_text(FILL_IN)}   # 1 as in svmlight files, or 0",
+        ]
+    if column.type.length is None:
+        lines.append(
+            f"length = {toml_text(FILL_IN)}   # features, those included that no row has: a public number"
+        )
+    return [
+        *lines,
+        *_instead(_UNBOUNDED, ['scale = "zero_based"', "lower = 0", f"upper = {toml_text(FILL_IN)}"]),
+    ]
 
 
 def _reason_against(column: CatalogColumn) -> str | None:
