@@ -34,6 +34,7 @@ from pg_dpml import DataSpec, PrivacySpec, TrainSpec
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError, SpecError
 from pg_dpml.server import demo_data
 from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.spec.relation import Relation
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,7 +51,7 @@ NOT_LIKE_FOR_LIKE = (
     "for like: features and numbers of rows differ, and their settings were tuned on the test data."
 )
 
-TABLE_WIDTH = 100
+TABLE_WIDTH = 110
 """Of the table for people, in a narrower terminal, too: cells cut short would say little."""
 
 log = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -73,6 +74,8 @@ class Run:
         Of the method, by the names of a data set's file, where `lambda` has no underscore. A lambda is for
         what has no default of it: the certified minimiser, tuned on the data set as those figures were
         that it is compared with.
+    relation : Relation
+        Another than the default only to compare with figures of that relation.
     """
 
     method: str
@@ -80,27 +83,31 @@ class Run:
     delta: float | None = None
     goal: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    relation: Relation = Relation.REPLACE_ONE
 
     @classmethod
     def read(cls, given: Mapping[str, Any], delta: float | None) -> Iterator[Run]:
         """The runs of one table of a file: one for each epsilon, with its goal, if it lists several."""
-        options = {name: given[name] for name in given if name not in ("method", "epsilon", "goal")}
+        own = ("method", "epsilon", "goal", "relation")
+        options = {name: given[name] for name in given if name not in own}
+        relation = Relation(given.get("relation", "replace_one"))
         epsilons, goals = given.get("epsilon"), given.get("goal")
         if not isinstance(epsilons, list):
             epsilons, goals = [epsilons], [goals]
         for epsilon, goal in zip(epsilons, goals or [None] * len(epsilons), strict=True):
-            yield cls(given["method"], epsilon, delta, goal, options)
+            yield cls(given["method"], epsilon, delta, goal, options, relation)
 
     @property
     def title(self) -> str:
-        """The method and what it was given."""
+        """The method, what it was given, and a relation that is not the default."""
         given = (f"{name} {shown_option(value)}" for name, value in self.options.items())
-        return ", ".join((self.method, *given))
+        other = () if self.relation is Relation.REPLACE_ONE else (self.relation.value,)
+        return ", ".join((self.method, *given, *other))
 
     @property
     def privacy(self) -> PrivacySpec | None:
         """The guarantee, if the method gives one."""
-        return None if self.epsilon is None else PrivacySpec(self.epsilon, self.delta)
+        return None if self.epsilon is None else PrivacySpec(self.epsilon, self.delta, self.relation)
 
     @property
     def spec(self) -> TrainSpec:

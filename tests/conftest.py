@@ -11,8 +11,12 @@ from functools import cache
 
 import psycopg
 import pytest
+import typer.testing
 
 from pg_dpml.server.embedded import EmbeddedServer
+
+# Typer makes the tree of all commands anew for every call in a test, which takes longer than most commands.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 _TEMPLATE = "dpml_template"
 _numbers = itertools.count(1)

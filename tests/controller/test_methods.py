@@ -40,7 +40,7 @@ def test_the_methods_are_these() -> None:
     assert set(METHODS) == {
         *("auto", "bolt-on", "bst14", "dp-gd", "dp-sgd", "scs13", "sufficient-statistics", "whitened-dp-gd"),
         *("dp-scd", "primal-dp-scd", "seq-dp-scd"),
-        *("amp", "amp-hf", "objpert"),
+        *("amp", "amp-hf", "objpert", "dp-agd"),
         *("lbfgs", "noiseless", "scd"),
     }
     assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless", "scd"}

@@ -557,3 +557,38 @@ def test_coefficients_of_one_column_stand_together() -> None:
     places = [document.index(f"<td class=level>{level}</td>", heading) for level in ("heart", "lung")]
     assert heading < places[0] < places[1] < document.index("<td>age</td>")
     assert "A positive coefficient speaks for readmitted = yes, a negative one for no." in words_of(document)
+
+
+# What a run chose and paid.
+
+ADAPTIVE = replace(
+    MODEL,
+    method="dp-agd",
+    privacy={**MODEL.privacy, "noise": {**NOISE, "rho": 0.5}},
+    training={
+        **MODEL.training,
+        "passes": 120,
+        "spending": [
+            {"step": step, "length": 0.25, "gradient_rho": 0.01, "choice_rho": 0.005, "rho_left": 0.25}
+            for step in range(1, 61)
+        ],
+    },
+)
+
+
+@words_only
+def test_a_report_lists_what_was_chosen_and_paid() -> None:
+    """As shares of rho; the page has all choices, the text the first and the last ones."""
+    assert model_report.spending_rows(ADAPTIVE)[1] == ("2", "0.25", "2.00%", "1.00%", "50.00%")
+    text = model_report.model_text(ADAPTIVE)
+    assert "of rho = 0.5, choice by choice" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["STEP", "LENGTH", "GRADIENT", "CHOICE", "LEFT"] in lines
+    assert [line[0] for line in lines if line[1:2] == ["0.25"]] == [
+        f"{step}" for step in (*range(1, 16), *range(46, 61))
+    ]
+    page = Reader(html(ADAPTIVE))
+    assert page.text.count("2.00%") == 60
+    assert "the whole guarantee was charged" in " ".join(page.text.split())
+    assert "Spending" not in html(MODEL)
+    assert "rho" not in model_report.model_text(MODEL)

@@ -37,6 +37,7 @@ from pg_dpml.kernels import Noise
 from pg_dpml.ledger import models as registry
 from pg_dpml.ledger import opening
 from pg_dpml.methods import objective_perturbation
+from pg_dpml.privacy.noise import adaptive
 from pg_dpml.runs.grid import Grid
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.server.host import Account, run_as, temporary_folder
@@ -181,9 +182,11 @@ def test_a_connection_lost_anywhere(
 ) -> None:
     """At every request of a run, or one in so many: what is left is what the message says.
 
-    How many passes objective perturbation takes depends on its noise, so that is the same in every run.
+    How many passes objective perturbation takes depends on its noise, and those of dp-agd on its choices, so
+    both are the same in every run.
     """
     monkeypatch.setattr(objective_perturbation, "Noise", lambda: Noise(bytes(32)))
+    monkeypatch.setattr(adaptive, "choose", lambda losses, noise: 1)
     proxy.arm()
     RUNS[kind](proxy.dsn)
     requests = proxy.requests

@@ -346,6 +346,12 @@ RUNS: dict[str, tuple[DataSpec, PrivacySpec, TrainSpec]] = {
     "objpert, pure": (spec("multiclass"), PURE, TrainSpec(method="objpert", lambda_=0.01)),
     "amp of units": (spec(**UNIT), PRIVACY, TrainSpec(method="amp")),
     "amp-hf": (spec("multiclass", sparse=True), PRIVACY, TrainSpec(method="amp-hf")),
+    "dp-agd": (spec(sparse=True), PRIVACY, TrainSpec(method="dp-agd", passes=12)),
+    "dp-agd of units": (
+        spec("regression", **UNIT),
+        PRIVACY,
+        TrainSpec(method="dp-agd", passes=9, lambda_=0.1),
+    ),
     "dp-sgd": (spec(), PRIVACY, TrainSpec(method="dp-sgd", passes=2)),
     "bst14": (spec(sparse=True), PRIVACY, TrainSpec(method="bst14", passes=2, accountant="advanced")),
     "scs13": (spec("regression"), PURE, TrainSpec(method="scs13", passes=2)),

@@ -119,8 +119,10 @@ def test_the_gap_closes(connection: psycopg.Connection, loss: str) -> None:
     x, y = load(connection, loss)
     options: dict[str, Any] = {"loss": loss, **BASE}
     gaps = []
-    for _ in range(60):
+    for done in range(1, 61):
         keep(connection, options)
+        if done not in (1, 2, 5, 20, 60):
+            continue
         query = (
             "SELECT dpml.scd_gap(block, duals, (SELECT v FROM start), %s)"
             " FROM blocks JOIN duals USING (block_no)"

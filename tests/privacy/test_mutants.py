@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
+import mutation
+
 ROOT = Path(__file__).resolve().parents[2]
-BUILD_TIMEOUT_S = 300
-TEST_TIMEOUT_S = 300
 
-
-Trials = Mapping[str, "Future[subprocess.CompletedProcess[str]]"]
+Trials = Mapping[str, "Future[tuple[int, str]]"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ TRAINING = "controller/pg_dpml/training"
 PRIVACY = "controller/pg_dpml/privacy"
 SPEC = "controller/pg_dpml/spec"
 TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
+TEST_ADAPTIVE = "tests/privacy/test_adaptive_descent.py"
 TEST_BUDGET = "tests/privacy/test_budget.py"
 TEST_CERTIFIED = "tests/controller/test_certified.py"
 TEST_FULL_BATCH = "tests/privacy/test_full_batch_release.py"
@@ -875,24 +873,96 @@ MUTANTS = [
         "output.calibrate_gaussian(bound, 0.0, coordinates, mu)",
         f"{TEST_COORDINATE_CALIBRATION}::test_steps_on_coordinates_compose_exactly[7]",
     ),
+    Mutant(
+        "exponential-noise-in-place-of-gumbel",
+        PRIVACY,
+        "        i = uniform(len(exact))\n"
+        "        if _decayed(rate * (exact[i] - best), uniform):\n"
+        "            return i\n",
+        "        drawn = [rate * error + Fraction(_exponential(uniform)) for error in exact]\n"
+        "        return drawn.index(min(drawn))\n\n\n"
+        "def _exponential(uniform: RandBelow) -> float:\n"
+        "    return -__import__('math').log1p(-uniform(2**53) / 2.0**53)\n",
+        f"{TEST_ADAPTIVE}::test_a_choice_has_the_distribution_of_gumbel_noise[losses1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "choice-charged-as-if-it-were-half",
+        PRIVACY,
+        "return math.sqrt(8.0 * rho) / ROUND_UP",
+        "return math.sqrt(16.0 * rho) / ROUND_UP",
+        f"{TEST_ADAPTIVE}::test_the_worst_pair_costs_no_more_than_is_paid[0.001-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "losses-of-a-replaced-row-move-one-way",
+        PRIVACY,
+        "selection.score_spread(of_unit, relation, rounding)",
+        "selection.score_spread(of_unit, Relation.ADD_REMOVE, rounding)",
+        f"{TEST_ADAPTIVE}::test_the_worst_pair_costs_no_more_than_is_paid[0.001-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "losses-of-one-row-a-unit",
+        PRIVACY,
+        "of_unit = Fraction(loss_clip) * max_rows_per_unit",
+        "of_unit = Fraction(loss_clip)",
+        f"{TEST_ADAPTIVE}::test_sums_of_neighbours[logistic-3-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "losses-clipped-on-one-side",
+        KERNELS,
+        "losses[j] += dpml_clamp(row_value(&options->loss, own, label), 0.0, options->loss_clip);",
+        "losses[j] += dpml_clamp(row_value(&options->loss, own, label), 0.0, INFINITY);",
+        f"{TEST_ADAPTIVE}::test_sums_of_neighbours[huber_svm-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "unnormalised-step",
+        METHODS,
+        "tried[:, np.newaxis] * (move / norm)",
+        "tried[:, np.newaxis] * move",
+        f"{TEST_ADAPTIVE}::test_steps_are_of_the_length_that_was_chosen",
+    ),
+    Mutant(
+        "averages-what-was-normalised",
+        METHODS,
+        "noisy = _averaged(noisy, known,",
+        "noisy = _averaged(noisy / max(float(np.linalg.norm(noisy)), 1e-300), known,",
+        f"{TEST_ADAPTIVE}::test_steps_are_of_the_length_that_was_chosen",
+    ),
+    Mutant(
+        "noise-on-a-measurement-halved",
+        PRIVACY,
+        "require_share(sampler_mu(n_weights), math.sqrt(2.0 * rho), ",
+        "require_share(sampler_mu(n_weights), math.sqrt(8.0 * rho), ",
+        f"{TEST_ADAPTIVE}::test_a_measurement_is_as_private_as_what_is_paid[huber_svm-1.0-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "filter-compares-after-spending",
+        PRIVACY,
+        "        left = self._left - sum(map(Fraction, costs))\n        if left < 0:",
+        "        left = self._left - sum(map(Fraction, costs))\n        if self._left < 0:",
+        f"{TEST_ADAPTIVE}::test_rho_is_never_overdrawn",
+    ),
+    Mutant(
+        "better-gradient-for-nothing",
+        METHODS,
+        "while left.pay(share - known, noise.share):",
+        "while left.pay(0.0 if known else share, noise.share):",
+        f"{TEST_ADAPTIVE}::test_rho_is_never_overdrawn",
+    ),
+    Mutant(
+        "blanked-rho-taken-for-replaced",
+        PRIVACY,
+        "Cost(_ceiling(steps**2 * loss)",
+        "Cost(_ceiling(steps * loss)",
+        f"{TEST_ADAPTIVE}::test_a_budget_takes_the_run_by_its_own_account[Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "choice-taken-for-gaussian-by-a-gdp-budget",
+        PRIVACY,
+        "max(2.0 * run.rho, run.choices * _pure_mu(run.choice_epsilon) ** 2)",
+        "2.0 * run.rho",
+        f"{TEST_ADAPTIVE}::test_a_budget_takes_the_run_by_its_own_account[Relation.REPLACE_ONE]",
+    ),
 ]
-
-
-def build(copy: Path) -> None:
-    subprocess.run([sys.executable, "udas/build_kernels.py"], cwd=copy, check=True, timeout=BUILD_TIMEOUT_S)
-
-
-def run_tests(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(copy / "controller"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TEST_TIMEOUT_S,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -904,11 +974,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
     shutil.rmtree(copy / "tests" / "database")
     shutil.copy(ROOT / "pyproject.toml", copy)
-    flags = copy / "udas" / "compile_flags.txt"
-    text = flags.read_text(encoding="utf-8")
-    assert "-O3" in text
-    flags.write_text(text.replace("-O3", "-O0"), encoding="utf-8")
-    build(copy)
+    mutation.build(copy)
     return copy
 
 
@@ -921,8 +987,8 @@ def test_every_mutant_has_a_name_of_its_own() -> None:
 @pytest.mark.slow
 def test_the_unchanged_copy_passes(sound: Path) -> None:
     tests = sorted({mutant.test for mutant in MUTANTS})
-    result = run_tests(sound, *tests)
-    assert result.returncode == pytest.ExitCode.OK, result.stdout
+    code, report = mutation.run_tests(sound, *tests)
+    assert code == pytest.ExitCode.OK, report
 
 
 def place_of(mutant: Mutant, copy: Path) -> Path:
@@ -941,7 +1007,7 @@ def test_every_mutant_has_one_place(planted: Mutant) -> None:
     assert place_of(planted, ROOT)
 
 
-def try_mutant(mutant: Mutant, sound: Path) -> subprocess.CompletedProcess[str]:
+def try_mutant(mutant: Mutant, sound: Path) -> tuple[int, str]:
     """Its test, on a copy that has the mistake."""
     copy = sound.parent / mutant.name
     shutil.copytree(sound, copy)
@@ -949,8 +1015,8 @@ def try_mutant(mutant: Mutant, sound: Path) -> subprocess.CompletedProcess[str]:
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     if file.suffix in (".c", ".h"):
-        build(copy)
-    result = run_tests(copy, mutant.test)
+        mutation.compile_changed(copy, file)
+    result = mutation.run_tests(copy, mutant.test)
     shutil.rmtree(copy)
     return result
 
@@ -971,5 +1037,5 @@ def trials(sound: Path, request: pytest.FixtureRequest) -> Iterator[Trials]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutants_are_caught(mutant: Mutant, trials: Trials) -> None:
-    result = trials[mutant.name].result()
-    assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout
+    code, report = trials[mutant.name].result()
+    assert code == pytest.ExitCode.TESTS_FAILED, report

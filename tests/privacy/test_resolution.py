@@ -41,7 +41,8 @@ from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.gaussian import gaussian_mu
-from pg_dpml.privacy.noise import sums
+from pg_dpml.privacy.noise import adaptive, sums
+from pg_dpml.privacy.noise.adaptive import AdaptiveNoise
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.objective import ObjectiveNoise, answer_sensitivity
 from pg_dpml.privacy.noise.output import ReleaseNoise
@@ -224,6 +225,7 @@ CASES = {
     "auto": Case("auto", "multiclass", (MNIST, (10**7, 2500, 10))),
     "whitened": Case("whitened-dp-gd", "binary", (ADULT, WIDE)),
     "dp-gd": Case("dp-gd", "multiclass", (MNIST, (10**8, 2500, 10))),
+    "dp-agd": Case("dp-agd", "multiclass", (MNIST, (10**8, 2500, 10)), training={"growth": 1e-3}),
     "sufficient-statistics": Case("sufficient-statistics", "regression", (ADULT, WIDE)),
     "scs13": Case("scs13", "binary", (ADULT, (10**8, 2500, 1))),
     "scs13-k-norm": Case("scs13", "binary", (ADULT, (10**8, 2500, 1)), 0.0),
@@ -242,6 +244,9 @@ def releases(noise: object) -> Iterator[tuple[ReleaseNoise | StepNoise, int]]:
             yield noise.moments, 1
         if noise.gradient is not None:
             yield noise.gradient, noise.steps
+    elif isinstance(noise, AdaptiveNoise):
+        yield noise.gradient, noise.passes
+        yield adaptive.gradient_noise(noise.gradient, 1e-3 * noise.share), 1  # after a choice of no step
     elif isinstance(noise, ObjectiveNoise):
         yield noise.linear, 1
         yield noise.answer, 1

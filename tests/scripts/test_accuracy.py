@@ -14,6 +14,7 @@ import pytest
 
 import accuracy
 from pg_dpml import PrivacySpec
+from pg_dpml.spec.relation import Relation
 
 FILES = sorted(accuracy.SETS.glob("*.toml"))
 
@@ -100,7 +101,7 @@ def test_published_figures_are_printed_beside_ours(tiny: Path, capsys: pytest.Ca
         assert expected in printed
 
 
-def test_a_table_of_runs_lists_epsilons_and_options(tiny: Path) -> None:
+def test_a_table_of_runs_lists_epsilons_options_and_a_relation(tiny: Path) -> None:
     grid = """delta = 0.001
 
 [[run]]
@@ -108,14 +109,15 @@ method = "dp-sgd"
 epsilon = [0.5, 2.0]
 loss = "huber_svm"
 lambda = 0.01
+relation = "add_remove"
 goal = [60.0, 70.0]
 """
     spec = SPEC.replace("\n[[run]]", f"\n{grid}\n[[run]]", 1).replace("GOAL", "0.0")
     (tiny / "tiny.toml").write_text(spec, encoding="utf-8")
     first, second, plain, last = accuracy.DataSet.from_toml(tiny / "tiny.toml").runs
     assert [run.epsilon for run in (first, second, plain, last)] == [0.5, 2.0, None, 2.0]
-    assert first.title == second.title == "dp-sgd, loss huber_svm, lambda 0.01"
-    assert first.privacy == PrivacySpec(0.5, 0.001)
+    assert first.title == second.title == "dp-sgd, loss huber_svm, lambda 0.01, add_remove"
+    assert first.privacy == PrivacySpec(0.5, 0.001, Relation.ADD_REMOVE)
     assert plain.privacy is None
     assert last.privacy == PrivacySpec(2.0, 0.001)
     assert dict(first.spec.given()) == {"loss": "huber_svm", "lambda_": 0.01}

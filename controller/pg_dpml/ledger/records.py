@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -83,6 +83,8 @@ class TrainingRecord:
         What the method adds: everything that fixes its passes.
     tuning : mapping or None
         How the settings were chosen, if they were tuned.
+    spending : sequence of mapping
+        What a run released and paid choice by choice, where its releases decide about it; else empty.
     """
 
     table_name: str | None = None
@@ -93,6 +95,7 @@ class TrainingRecord:
     versions: Mapping[str, str] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] | None = None
+    spending: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored; what the method adds stands beside the other keys."""
@@ -104,7 +107,9 @@ class TrainingRecord:
             "features": None if self.features is None else list(self.features),
             "versions": dict(self.versions),
         }
-        return stored | dict(self.method) | ({} if self.tuning is None else {"tuning": dict(self.tuning)})
+        more = {"spending": [dict(one) for one in self.spending]} if self.spending else {}
+        tuning = {} if self.tuning is None else {"tuning": dict(self.tuning)}
+        return stored | dict(self.method) | more | tuning
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TrainingRecord:
@@ -113,4 +118,5 @@ class TrainingRecord:
         own = {f.name: given.pop(f.name) for f in fields(cls) if f.name in given and f.name != "method"}
         features = own.get("features", ())
         own["features"] = None if features is None else tuple(features)
+        own["spending"] = tuple(own.get("spending", ()))
         return cls(**own, method=given)

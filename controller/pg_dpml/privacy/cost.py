@@ -17,7 +17,7 @@ import scipy  # which imports its parts where they are used
 
 from pg_dpml.privacy.accounting import subsampled
 from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
-from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, PureReleases, Releases
+from pg_dpml.privacy.releases import AdaptiveRun, GaussianRun, PoissonSteps, PureReleases, Releases
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "epsilon_of",
     "limit_of",
     "zcdp_delta",
+    "zcdp_rho",
 ]
 
 
@@ -103,7 +104,7 @@ def limit_of(rule: str, epsilon: Decimal, delta: Decimal) -> Cost:
         return Cost(epsilon, delta)
     others = _DOWN.multiply(_OTHERS, delta)
     rest = float(_DOWN.subtract(delta, others)) * (1.0 - _ROOM)
-    loss = gaussian_mu(float(epsilon), rest) ** 2 if rule == "gdp" else _zcdp_rho(float(epsilon), rest)
+    loss = gaussian_mu(float(epsilon), rest) ** 2 if rule == "gdp" else zcdp_rho(float(epsilon), rest)
     return Cost(_DOWN.create_decimal_from_float(loss * (1.0 - _ROOM)), others)
 
 
@@ -123,7 +124,7 @@ def cost_of(
     rule : {"basic", "zcdp", "gdp"}
     epsilon, delta : Decimal
         Of the run, in (0, inf) and [0, 1).
-    gaussian : Releases, PoissonSteps, PureReleases or None
+    gaussian : Releases, PoissonSteps, PureReleases, AdaptiveRun or None
         See `RunNoise.releases`.
     run, budget : Relation
         Which neighbours the guarantee of the run, and of the budget, is about. A zero row is one of the
@@ -155,6 +156,9 @@ def cost_of(
         cost = Cost(_ceiling(_pure_mu(float(whole)) ** 2), whole_delta)
     if gaussian is None:
         return cost
+    if isinstance(gaussian, AdaptiveRun):
+        own = _adaptive_cost(rule, gaussian, steps=2 if twice else 1)
+        return min(own, cost, key=lambda one: one.loss)
     if isinstance(gaussian, Releases):
         mu, rest = (2.0 * gaussian.mu if twice else gaussian.mu), gaussian.delta
     else:
@@ -163,6 +167,17 @@ def cost_of(
         rest = gaussian.delta + spare * math.exp(gaussian.precision)
     own = Cost(_ceiling(mu**2 if rule == "gdp" else 0.5 * mu**2), _ceiling(rest))
     return min(own, cost, key=lambda one: one.loss)
+
+
+def _adaptive_cost(rule: str, run: AdaptiveRun, steps: int) -> Cost:
+    """What a run costs between tables so many steps apart, by "zcdp" or "gdp".
+
+    Group privacy multiplies rho by steps^2, as it does mu^2. A choice is (epsilon, 0)-private and costs the
+    mu^2 of that: the dearest history has Gaussian releases alone, or choices alone.
+    Source: privacy/README.md, "Adaptive gradient descent".
+    """
+    loss = run.rho if rule == "zcdp" else max(2.0 * run.rho, run.choices * _pure_mu(run.choice_epsilon) ** 2)
+    return Cost(_ceiling(steps**2 * loss), _ceiling(run.delta))
 
 
 @functools.lru_cache(maxsize=64)
@@ -231,8 +246,20 @@ def zcdp_delta(epsilon: float, rho: float) -> float:
     return math.exp(min(float(found.fun), 0.0))
 
 
-def _zcdp_rho(epsilon: float, delta: float) -> float:
-    """Largest rho for which rho-zCDP is (epsilon, delta)-private, rounded down."""
+def zcdp_rho(epsilon: float, delta: float) -> float:
+    """Largest rho for which rho-zCDP is (epsilon, delta)-private, rounded down.
+
+    Parameters
+    ----------
+    epsilon : float
+        In (0, inf).
+    delta : float
+        In (0, 1/2).
+
+    Notes
+    -----
+    Inverse of `zcdp_delta` in rho.
+    """
     low, high = math.log(epsilon) - 200.0, math.log(epsilon)  # rho = epsilon is too much for delta < 1/2
     while high - low > 1e-12:
         middle = 0.5 * (low + high)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What a run releases, as a budget prices it: Gaussian releases, Poisson steps or pure privacy."""
+"""What a run releases, as a budget prices it: Gaussian releases, Poisson steps, pure privacy, choices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
 
 __all__ = [
+    "AdaptiveRun",
     "GaussianRun",
     "PoissonSteps",
     "PureReleases",
@@ -70,7 +71,29 @@ class PureReleases:
     delta: float
 
 
-GaussianRun = Releases | PoissonSteps | PureReleases
+@dataclass(frozen=True)
+class AdaptiveRun:
+    """Gaussian releases and choices that the releases before them decide on, until their rho is spent.
+
+    Attributes
+    ----------
+    rho : float
+        Of all together, in zCDP, under the relation of the run.
+    choices : int
+        Most choices that rho pays for.
+    choice_epsilon : float
+        Each choice is (choice_epsilon, 0)-private, and its rho is choice_epsilon^2/8.
+    delta : float
+        What the end of the sampler's tail may add.
+    """
+
+    rho: float
+    choices: int
+    choice_epsilon: float
+    delta: float
+
+
+GaussianRun = Releases | PoissonSteps | PureReleases | AdaptiveRun
 
 
 def releases_of(mu: float, numbers: int) -> Releases:

@@ -15,14 +15,14 @@ RandBelow = Callable[[int], int]
 """A uniform whole number in [0, argument)."""
 
 
-def score_spread(most: int, relation: Relation, rounding: Fraction = Fraction(0)) -> Fraction:
+def score_spread(most: int | Fraction, relation: Relation, rounding: Fraction = Fraction(0)) -> Fraction:
     """How far the difference of two candidates' errors moves between neighbouring tables.
 
     Parameters
     ----------
-    most : int
-        Most that one unit of privacy adds to a candidate's errors, and 0 the least, >= 1;
-        a zero row must add 0 to every candidate's.
+    most : int or Fraction
+        Most that one unit of privacy adds to a candidate's errors, and 0 the least, > 0;
+        a zero row must add the same to every candidate's.
     relation : Relation
     rounding : Fraction
         Bound on how far one table's sum of errors is from the exact one.
@@ -35,13 +35,13 @@ def score_spread(most: int, relation: Relation, rounding: Fraction = Fraction(0)
 
     Notes
     -----
-    Source: privacy/README.md, "Private tuning".
+    Source: privacy/README.md, "Private tuning" and "Adaptive gradient descent".
     """
     return (2 if relation is Relation.REPLACE_ONE else 1) * most + 4 * rounding
 
 
 def choose(
-    errors: Sequence[int | float],
+    errors: Sequence[int | float | Fraction],
     spread: Fraction,
     epsilon: float,
     uniform: RandBelow = secrets.randbelow,
@@ -50,7 +50,7 @@ def choose(
 
     Parameters
     ----------
-    errors : sequence of int or float
+    errors : sequence of int, float or Fraction
         Of each candidate, finite; fewer are better.
     spread : Fraction
         From `score_spread`, > 0.

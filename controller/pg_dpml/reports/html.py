@@ -21,7 +21,14 @@ from pg_dpml.reports.comparison_report import (
     comparison_stamp,
     comparison_warnings,
 )
-from pg_dpml.reports.model_report import Coefficient, coefficients, noise_bound
+from pg_dpml.reports.model_report import (
+    SPENDING_HEAD,
+    Coefficient,
+    coefficients,
+    noise_bound,
+    spending_rows,
+    spending_text,
+)
 from pg_dpml.reports.page import escape, is_long
 from pg_dpml.reports.words import NOT_PRIVATE, guarantee_of, passes_text, size_text
 from pg_dpml.runs.compare import Comparison
@@ -62,6 +69,7 @@ def model_html(
         _guarantee_card(model, charges),
         _accuracy(model, evaluation),
         _coefficients(model),
+        _choices(model),
         _provenance(model, versions),
     ]
     return page.document(title, sections)
@@ -277,6 +285,21 @@ def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
         return f"{many}, about different neighbours, so that they do not simply add up"
     epsilon, delta = (sum(getattr(entry, key) for entry in charges) for key in ("epsilon", "delta"))
     return f"{many}, together at most ({epsilon:f}, {float(delta):.3g})-differential privacy, by adding up"
+
+
+def _choices(model: Model) -> str:
+    """What a run chose and paid, choice by choice."""
+    rows = spending_rows(model)
+    if not rows:
+        return ""
+    words = f"What the run spent {spending_text(model)}."
+    return "\n".join(
+        [
+            "<h2>Spending</h2>",
+            page.paragraph(words),
+            page.table(rows, SPENDING_HEAD, range(len(SPENDING_HEAD))),
+        ]
+    )
 
 
 def _provenance(model: Model, versions: Mapping[str, str]) -> str:

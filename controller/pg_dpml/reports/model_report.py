@@ -26,6 +26,7 @@ from pg_dpml.reports.words import (
 from pg_dpml.runs.candidates import setting_text
 
 __all__ = [
+    "SPENDING_HEAD",
     "Coefficient",
     "coefficients",
     "grants_text",
@@ -34,7 +35,11 @@ __all__ = [
     "models_record",
     "models_text",
     "noise_bound",
+    "spending_rows",
+    "spending_text",
 ]
+
+SPENDING_HEAD = ("Step", "Length", "Gradient", "Choice", "Left")
 
 
 class Coefficient(NamedTuple):
@@ -129,7 +134,46 @@ def model_text(model: Model) -> str:
     if model.whitening is not None:
         lines.append(f"Scores      {WHITENED}")
     filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
-    return "\n".join([*filled, *_coefficient_lines(model)])
+    return "\n".join([*filled, *_spending_lines(model), *_coefficient_lines(model)])
+
+
+def spending_rows(model: Model) -> list[tuple[str, ...]]:
+    """What a run chose and paid, choice by choice, below `SPENDING_HEAD`; empty where nothing was chosen."""
+    rho = float((model.privacy.get("noise") or {}).get("rho", 0.0))
+    return [
+        (
+            f"{one['step']}",
+            f"{one['length']:.4g}",
+            *(f"{one[part] / rho:.2%}" for part in ("gradient_rho", "choice_rho", "rho_left")),
+        )
+        for one in model.training.get("spending", ())
+    ]
+
+
+def _spending_lines(model: Model) -> list[str]:
+    """The first and the last choices; `dpml show --json` and the report have all."""
+    rows = spending_rows(model)
+    if not rows:
+        return []
+    kept = rows
+    if len(rows) > SHOWN:
+        half = SHOWN // 2
+        kept = [*rows[:half], ("...",), *rows[-half:]]
+    heads = tuple(head.upper() for head in SPENDING_HEAD)
+    width = len(SPENDING_HEAD)
+    table = aligned_lines([heads, *((*row, *[""] * (width - len(row))) for row in kept)])
+    return [textwrap.fill(f"Spending    {spending_text(model)}", 100, subsequent_indent=" " * 12)] + [
+        f"  {line}" for line in table
+    ]
+
+
+def spending_text(model: Model) -> str:
+    """What the rows of `spending_rows` are."""
+    rho = float(model.privacy["noise"]["rho"])
+    return (
+        f"of rho = {rho:.4g}, choice by choice: length 0 is no step, but a better gradient. All of it was "
+        "released under the guarantee, and the whole guarantee was charged"
+    )
 
 
 def _size_text(model: Model) -> str:

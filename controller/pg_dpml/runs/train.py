@@ -368,6 +368,7 @@ def released_model(
             versions=versions(session),
             method=decided.work.record(decided.problem.n_units),
             tuning=tuning,
+            spending=result.spending,
         ).to_json(),
         charge=charge,
         owner=owner,

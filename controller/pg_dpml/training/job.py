@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.errors import RunFailedError
@@ -27,6 +27,8 @@ class Result(NamedTuple):
     """Passes taken; None where their number depends on the rows of a private run, so that nobody is told."""
     whitening: FloatArray | None = None
     """P, shape (n_features, n_features), where a score is <w, x> / ||P x||."""
+    spending: Sequence[Mapping[str, Any]] = ()
+    """What was released and paid, a JSON-ready mapping for each choice, where releases decide about it."""
 
 
 @dataclass

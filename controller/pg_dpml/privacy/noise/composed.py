@@ -32,8 +32,10 @@ __all__ = [
     "largest_condition",
     "release_gradient",
     "release_moments",
+    "require_delta",
     "run_mu",
     "stored_norm",
+    "sum_rounding",
     "triangle_size",
 ]
 
@@ -140,12 +142,22 @@ def run_mu(epsilon: float, delta: float, n_numbers: int) -> float:
     -----
     Source: privacy/README.md, "Gaussian noise" and "The sampler".
     """
+    require_delta(delta)
+    return gaussian.gaussian_share(epsilon, delta, n_numbers)
+
+
+def require_delta(delta: float) -> None:
+    """Refuse a run with delta = 0, which has no Gaussian noise.
+
+    Raises
+    ------
+    GuaranteeError
+    """
     if delta == 0.0:
         raise GuaranteeError(
             "delta = 0 has no Gaussian noise, which this method adds: leave delta out (1/n^2 then), or take "
             "method = bolt-on, whose K-norm noise needs none"
         )
-    return gaussian.gaussian_share(epsilon, delta, n_numbers)
 
 
 def calibrate_gradients(
@@ -199,7 +211,7 @@ def calibrate_gradients(
     """
     if n_units == 0:
         return output.no_release("gaussian", n_weights)
-    rounding = n_units * bound * _sum_rounding(max_rows_per_unit)
+    rounding = n_units * bound * sum_rounding(max_rows_per_unit)
     if condition is not None:
         rounding = n_units * bound * condition * _product_rounding(max_rows_per_unit, n_features)
     return output.calibrate_gaussian(
@@ -257,7 +269,7 @@ def calibrate_moments(
         (Relation.REPLACE_ONE, True): 4.5,
         (Relation.ADD_REMOVE, True): 2.0,
     }[relation, labels]
-    rounding = n_units * max_rows_per_unit * math.sqrt(2.0) * _sum_rounding(max_rows_per_unit)
+    rounding = n_units * max_rows_per_unit * math.sqrt(2.0) * sum_rounding(max_rows_per_unit)
     return output.calibrate_gaussian(max_rows_per_unit * math.sqrt(square), rounding, size, mu)
 
 
@@ -365,7 +377,7 @@ def stored_norm(condition: float) -> float:
     return (1.0 - 2.0**-19) / (1.0 + condition * 2.0**-23)
 
 
-def _sum_rounding(max_rows_per_unit: int) -> float:
+def sum_rounding(max_rows_per_unit: int) -> float:
     """Rounding of a sum over rows, for two runs, relative to the sum of the norms of its terms.
 
     Fewer than 2 FOLD_ROWS rows, or as many and a unit, are added one by one between two folds.
@@ -375,4 +387,4 @@ def _sum_rounding(max_rows_per_unit: int) -> float:
 
 def _product_rounding(max_rows_per_unit: int, n_features: int) -> float:
     """The same for P times a sum, relative to the condition of P and the norms of P times a term."""
-    return _sum_rounding(max_rows_per_unit) + _ULP * n_features * math.sqrt(n_features)
+    return sum_rounding(max_rows_per_unit) + _ULP * n_features * math.sqrt(n_features)

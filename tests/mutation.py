@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Tests on a changed copy of the sources: each in a process of its own, and kernels without optimisation.
+
+Processes are forked from one that has loaded the libraries, and nothing of ours: loading them takes longer
+than most tests. Of the kernels only files that were changed are compiled anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 300
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["cffi", "numpy", "numpy.testing", "psycopg", "pytest", "scipy.optimize", "scipy.signal", "scipy.stats"]
+)
+
+
+def build(copy: Path) -> None:
+    """Compile all kernels of a copy; see `compile_changed`."""
+    write = (
+        "from pathlib import Path; from build_kernels import make_builder; "
+        "make_builder(Path('..'), Path('..')).emit_c_code('kernels/_kernels.c')"
+    )
+    subprocess.run([sys.executable, "-c", write], cwd=copy / "udas", check=True, timeout=TIMEOUT_S)
+    compile_changed(copy, None)
+
+
+def compile_changed(copy: Path, changed: Path | None) -> None:
+    """Compile a C file of the kernels of a copy, or after a change of a header all, and link the module."""
+    kernels = copy / "udas" / "kernels"
+    flags = (copy / "udas" / "compile_flags.txt").read_text(encoding="utf-8").replace("-O3", "-O0").split()
+    include = ["-I", str(kernels), "-I", sysconfig.get_path("include")]
+    compiler = [*shlex.split(sysconfig.get_config_var("CC")), "-fPIC"]
+    sources = [changed] if changed is not None and changed.suffix == ".c" else sorted(kernels.glob("*.c"))
+    for source in sources:
+        command = [*compiler, *flags, *include, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        subprocess.run(command, check=True, timeout=TIMEOUT_S)
+    module = copy / "controller" / "pg_dpml" / "_kernels.abi3.so"
+    module.unlink(missing_ok=True)
+    objects = [str(path) for path in sorted(kernels.glob("*.o"))]
+    subprocess.run([*compiler, "-shared", *objects, "-o", str(module), "-lm"], check=True, timeout=TIMEOUT_S)
+
+
+def run_tests(copy: Path, *tests: str) -> tuple[int, str]:
+    """Exit code of pytest, and what it says."""
+    report = copy / "report.txt"
+    process = _FORKS.Process(target=_run, args=(copy, tests, report))
+    process.start()
+    process.join(TIMEOUT_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode, report.read_text(encoding="utf-8", errors="replace")
+
+
+def _run(copy: Path, tests: tuple[str, ...], report: Path) -> None:
+    os.chdir(copy)
+    ours = {str(ROOT), str(ROOT / "controller"), str(ROOT / "tests"), ""}
+    sys.path[:] = [str(copy / "controller"), *(path for path in sys.path if path not in ours)]
+    os.environ["PYTHONPATH"] = sys.path[0]
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+    with report.open("w", encoding="utf-8") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])
+    sys.exit(code)
