@@ -561,8 +561,8 @@ MUTANTS = [
     Mutant(
         "row-norm-not-bounded",
         KERNELS,
-        "factor = target_norm / norm;",
-        "factor = 1.0;",
+        "return target_norm / norm;",
+        "return 1.0 + 0.0 * norm;",
         f"{TEST_REPLAY}::test_encoded_rows_are_never_longer_than_the_losses_assume",
     ),
     Mutant(

@@ -238,6 +238,13 @@ clip_values(const DpmlEncoder *encoder, int32_t n, double *x)
 			x[i] = dpml_clamp(x[i], -1.0, 1.0);
 }
 
+/* The factor that brings a row of such a norm to the norm of the encoding. */
+static double
+norm_factor(double norm)
+{
+	return target_norm / norm;
+}
+
 /* The squares of such a norm have neither overflowed nor vanished. */
 static int
 in_range(double norm)
@@ -289,7 +296,7 @@ dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *wor
 			bring_into_range(n, work);
 			norm = dpml_norm(n, work);
 		}
-		factor = target_norm / norm;
+		factor = norm_factor(norm);
 	}
 	for (int32_t i = 0; i < n; i++)
 		out[i] = (float) (work[i] * factor);
@@ -355,7 +362,7 @@ dpml_encode_sparse(const DpmlEncoder *encoder, const DpmlValue *values, double *
 			bring_into_range(n, work);
 			norm = dpml_norm_sparse(encoder->n_features, n, columns, work);
 		}
-		factor = target_norm / norm;
+		factor = norm_factor(norm);
 	}
 	for (int32_t i = 0; i < n; i++)
 	{
