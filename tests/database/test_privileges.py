@@ -62,6 +62,8 @@ FOR_CURATORS = {
     "loss(double precision[],double precision,double precision[],jsonb)",
     'number("any")',
     'numbers("any",integer)',
+    'sparse_numbers("any","any",integer,integer)',
+    'sparse_numbers("any",integer)',
     "pack(bytea)",
     "pack(bytea,integer,integer)",
     "poisson_steps(bytea,integer,double precision)",
