@@ -32,7 +32,7 @@ from rich.table import Table
 
 import accuracy
 import pg_dpml
-from bench_rows import FEATURES, Floats, copy_in, copy_out, make_rows, spec
+from bench_rows import FEATURES, Floats, copy_in, copy_in_sparse, copy_out, make_rows, spec
 from pg_dpml import PrivacySpec, TrainSpec, kernels
 from pg_dpml.blocks import packing, source
 from pg_dpml.blocks.blocks import Blocks
@@ -45,12 +45,14 @@ from pg_dpml.runs.train import start_run
 from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.training import scd
 from pg_dpml.training.job import Job
+from pg_dpml.training.plan import Problem
 from pg_dpml.training.scd import Scd
 from pg_dpml.training.sgd import Sgd, run_passes
 
 ROWS, QUICK_ROWS = 1_000_000, 5_000
 RUNS, QUICK_RUNS = 9, 3
 GROWTH = 10
+SPARSE_FEATURES, SPARSE_VALUES = 100_000, 80
 
 GOALS: Mapping[str, float] = {
     "noiseless-vs-count": 1.2,
@@ -72,6 +74,8 @@ GOALS: Mapping[str, float] = {
     "poisson-epoch": 10.0,
     "scd-pass": 1.5,
     "dp-scd-pass": 1.5,
+    "frank-wolfe-step": 20.0,
+    "frank-wolfe-step-seconds": 0.3,
     "auto-covertype": 150.0,
     "start-up": 2.2,
 }
@@ -414,6 +418,27 @@ class Bench:
             session.driver.rollback()
         return compare(name, ours[1:], others[1:])
 
+    def frank_wolfe_step(self) -> list[Result]:
+        """A step over sparse rows of 100,000 features, 80 of them not 0, over counting such rows."""
+        connection = self._open()
+        n_rows, counts = self.n_rows // 5, []
+        copy_in_sparse(connection, n_rows, SPARSE_FEATURES, SPARSE_VALUES)
+        training = TrainSpec("frank-wolfe", passes=self.runs + 1)
+        decided = training.decide(Problem(n_rows, SPARSE_FEATURES, 1, "binary"), PrivacySpec(1.0))
+        count = "SELECT count(*) FROM sparse_rows"
+        clock = RunClock(lambda: counts.append(seconds(partial(connection.execute, count))))
+        with Database(self.dsn).session("REPEATABLE READ") as session:
+            start_run(session)
+            packed = packing.PackedRows(sql.Identifier("dpml_work", "sparse_blocks"), 1)
+            clock("start", 0, 0)
+            decided.run(Job(Blocks(session, source.resolve(session, spec()), packed), decided, clock))
+            session.driver.rollback()
+        step = statistics.median(clock.passes)
+        return [
+            compare("frank-wolfe-step", clock.passes, counts[1:]),
+            Result("frank-wolfe-step-seconds", step, step, None),
+        ]
+
     def auto_covertype(self) -> list[Result]:
         """A model of seven classes by `auto`, all included, with two workers, over counting with none."""
         data = accuracy.DataSet.from_toml(accuracy.SETS / "covertype.toml")
@@ -488,6 +513,7 @@ def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GO
         "poisson-epoch": Bench.poisson_epoch,
         "scd-pass": Bench.scd_pass,
         "dp-scd-pass": Bench.dp_scd_pass,
+        "frank-wolfe-step": Bench.frank_wolfe_step,
         "auto-covertype": Bench.auto_covertype,
         "start-up": Bench.start_up,
     }

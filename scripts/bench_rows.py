@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import psycopg
 from pg_dpml import Column, DataSpec, Label
 
 FEATURES = 50
+
+_BLOCK_MAGIC, _BLOCK_VERSION, _BLOCK_CSR = 0x4B4C4244, 1, 1
+ROWS_OF_BLOCK = 1000
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,3 +76,43 @@ def spec(table: str = "source") -> DataSpec:
     """The rows as they are: 50 features, no intercept."""
     x = Column("x", lower=-1.0, upper=1.0, length=FEATURES)
     return DataSpec(table, Label("y", positive="1", negative="-1"), (x,), intercept=False)
+
+
+def copy_in_sparse(connection: psycopg.Connection[Any], n_rows: int, n_features: int, n_values: int) -> None:
+    """Table `dpml_work.sparse_blocks` of sparse rows, and `sparse_rows`, as large as these rows unpacked."""
+    with connection.transaction(), connection.cursor() as cursor:
+        cursor.execute("CREATE UNLOGGED TABLE dpml_work.sparse_blocks (block_no integer, block bytea)")
+        cursor.execute("ALTER TABLE dpml_work.sparse_blocks ALTER COLUMN block SET STORAGE EXTERNAL")
+        with cursor.copy("COPY dpml_work.sparse_blocks FROM STDIN (FORMAT binary)") as copy:
+            copy.set_types(["int4", "bytea"])
+            for number, block in enumerate(_sparse_blocks(n_rows, n_features, n_values)):
+                copy.write_row((number, block))
+        cursor.execute(
+            "CREATE TABLE sparse_rows AS SELECT array_fill(0, ARRAY[%(values)s::int]) AS indices, "
+            "array_fill(0::float4, ARRAY[%(values)s::int]) AS values, 1 AS y "
+            "FROM generate_series(1, %(rows)s::int)",
+            {"values": n_values, "rows": n_rows},
+        )
+    connection.execute("VACUUM (FREEZE, ANALYZE) sparse_rows")
+
+
+def _sparse_blocks(n_rows: int, n_features: int, n_values: int) -> Iterator[bytes]:
+    """Blocks of rows with so many random features that are not 0, of the form in udas/kernels/block.h."""
+    random = np.random.default_rng(2014)
+    for start in range(0, n_rows, ROWS_OF_BLOCK):
+        n = min(ROWS_OF_BLOCK, n_rows - start)
+        columns = np.sort(random.integers(0, n_features - n_values, (n, n_values)), axis=1)
+        columns += np.arange(n_values)  # no column twice
+        values = random.uniform(-1.0, 1.0, columns.shape)
+        labels = np.where(np.sum(values * (columns < n_features // 10), axis=1) > 0.0, 1.0, -1.0)
+        header = np.array([_BLOCK_MAGIC, _BLOCK_VERSION | _BLOCK_CSR << 16, n_features, n], dtype=np.uint32)
+        ends = np.arange(1, n + 1, dtype=np.uint32) * n_values
+        yield header.tobytes() + b"".join(
+            part.tobytes()
+            for part in (
+                labels.astype(np.float32),
+                ends.astype(np.uint32),
+                columns.astype(np.uint32),
+                values.astype(np.float32),
+            )
+        )

@@ -1113,7 +1113,7 @@ steps, sampling: see the topic poisson'),
   {"name": "pixels", "kind": "array", "length": 784, "lower": 0, "upper": 255, "scale": "zero_based"}],
  "intercept": true, "norm": "normalize", "format": "dense",
  "label": {"name": "income", "kind": "binary", "positive": ">50K"}}
-scale: center, zero_based, or standard with mean and sd; norm: normalize or clip; format: dense or csr;
+scale: center, zero_based, or standard with mean and sd; norm: normalize, clip or clip_values; format: dense or csr;
 label kinds: binary, classes (with classes), number (with lower and upper). dpml writes it from SPEC.toml.
 An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. Beside
 "columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.

@@ -239,7 +239,9 @@ def encode(spec: Mapping[str, Any], values: Sequence[Any]) -> FloatArray:
 
 
 def bound_norm(row: FloatArray, norm: str) -> FloatArray:
-    """The row with its norm set ("normalize") or limited ("clip") to about 1 - 2^-19."""
+    """The row with its norm set ("normalize") or limited ("clip") to about 1 - 2^-19, or values clipped."""
+    if norm == "clip_values":
+        return np.asarray(np.minimum(np.maximum(row, -1.0), 1.0))
     largest = float(np.max(np.abs(row), initial=0.0))
     if largest == 0.0:
         return row

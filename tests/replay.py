@@ -649,6 +649,8 @@ class Encoder:
     columns: tuple[Column, ...]
     intercept: bool = True
     normalize: bool = False
+    clip_values: bool = False
+    """Every feature to [-1, 1]; the norm of the row is not bounded then."""
     projection: npt.NDArray[np.float32] | None = None
     """Shape (projected features, raw features); see `projection_matrix`."""
 
@@ -702,7 +704,7 @@ def _c_encoder(encoder: Encoder, values: Sequence[Any]) -> tuple[Any, Any, list[
             "n_raw": encoder.n_raw,
             "n_features": encoder.n_features,
             "intercept": encoder.intercept,
-            "normalize": encoder.normalize,
+            "norm": lib.DPML_CLIP_VALUES if encoder.clip_values else int(encoder.normalize),
             "projection": ffi.NULL
             if encoder.projection is None
             else pointer(np.ascontiguousarray(encoder.projection, dtype=np.float32), "float"),

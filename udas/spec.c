@@ -14,7 +14,7 @@
 
 static const char *const spec_keys[] = {"columns", "intercept", "norm", "format", "label", "projection"};
 static const char *const format_names[] = {"dense", "csr"};	/* enum DpmlBlockKind */
-static const char *const norm_names[] = {"clip", "normalize"};
+static const char *const norm_names[] = {"clip", "normalize", "clip_values"};
 static const char *const scale_names[] = {"center", "zero_based", "standard"};	/* enum DpmlScale */
 static const char *const label_kinds[] = {"binary", "classes", "number"};	/* enum DpmlLabelKind - 1 */
 
@@ -345,7 +345,7 @@ dpml_spec_parse(Jsonb *jsonb)
 	dpml_json_open(&json, &jsonb->root, "the specification");
 	CHECK_KEYS(&json, spec_keys);
 	parse_columns(spec, &json);
-	spec->encoder.normalize = dpml_json_choice(&json, "norm", norm_names, lengthof(norm_names), 1);
+	spec->encoder.norm = dpml_json_choice(&json, "norm", norm_names, lengthof(norm_names), DPML_NORMALIZE);
 	spec->block_kind = dpml_json_choice(&json, "format", format_names, lengthof(format_names), DPML_DENSE);
 	if (dpml_json_find(&json, "projection", &projection))
 	{

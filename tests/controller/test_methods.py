@@ -41,9 +41,10 @@ def test_the_methods_are_these() -> None:
         *("auto", "bolt-on", "bst14", "dp-gd", "dp-sgd", "scs13", "sufficient-statistics", "whitened-dp-gd"),
         *("dp-scd", "primal-dp-scd", "seq-dp-scd"),
         *("amp", "amp-hf", "objpert", "dp-agd"),
-        *("lbfgs", "noiseless", "scd"),
+        *("frank-wolfe", "output-perturbation", "priv-gene"),
+        *("lbfgs", "majority", "noiseless", "scd"),
     }
-    assert set(METHODS) - set(private_methods()) == {"lbfgs", "noiseless", "scd"}
+    assert set(METHODS) - set(private_methods()) == {"lbfgs", "majority", "noiseless", "scd"}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -559,6 +559,41 @@ def test_coefficients_of_one_column_stand_together() -> None:
     assert "A positive coefficient speaks for readmitted = yes, a negative one for no." in words_of(document)
 
 
+# Coefficients that are 0.
+
+CHOSEN = replace(
+    MODEL,
+    name="m",
+    method="frank-wolfe",
+    classes=("no", "yes"),
+    weights=np.array([0.0, -3.0, 0.0, 0.5]),
+    encoder={"columns": [], "norm": "clip_values", "label": {"name": "y"}},
+    privacy={**MODEL.privacy, "noise": {"kind": "gumbel", "rho": 0.5, "score_stddev": None, "damped": False}},
+    training={**MODEL.training, "features": ["a", "b", "c", "intercept"]},
+)
+
+
+@words_only
+def test_a_report_lists_coefficients_that_are_not_0() -> None:
+    """And says how many are 0, and what is random of those that are not."""
+    text = model_report.model_text(CHOSEN)
+    lines = text[text.index("Coefficients") :].splitlines()
+    assert lines[0] == "Coefficients (those of 2 of 4 features are 0)"
+    assert [line.split() for line in lines[1:]] == [["b", "-3.0000"], ["intercept", "+0.5000"]]
+    words = words_of(html(CHOSEN, evaluation=None))
+    assert "The coefficients of 2 features are 0." in words
+    assert "chance chose which coefficients are not 0" in words
+    assert "each clipped to [-1, 1]" in words
+    assert model_report.model_record(CHOSEN)["weights"] == [[0.0, -3.0, 0.0, 0.5]]
+
+
+@words_only
+def test_a_report_of_the_zero_model_says_so() -> None:
+    zero = replace(CHOSEN, weights=np.zeros(4))
+    assert model_report.model_text(zero).endswith("Coefficients (those of 4 of 4 features are 0)")
+    assert "All coefficients are 0." in words_of(html(zero, evaluation=None))
+
+
 # What a run chose and paid.
 
 ADAPTIVE = replace(

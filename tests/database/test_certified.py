@@ -138,6 +138,7 @@ def test_a_private_run_is_the_minimiser_plus_noise(
     found = oracle_gradient(spy, spy.without_noise, work.loss, work.objective.lambda_)
     assert np.linalg.norm(found) <= work.gradient_norm
     assert result.plan.noise is not None
+    assert result.plan.noise.expected_norm is not None
     noise = np.linalg.norm(result.model.weights - spy.without_noise)
     assert 0.0 < noise < 8.0 * result.plan.noise.expected_norm
     assert result.passes is None

@@ -360,6 +360,15 @@ RUNS: dict[str, tuple[DataSpec, PrivacySpec, TrainSpec]] = {
         PRIVACY,
         TrainSpec(method="dp-agd", passes=9, lambda_=0.1),
     ),
+    "frank-wolfe": (spec(sparse=True), PRIVACY, TrainSpec(method="frank-wolfe", passes=6)),
+    # softmax's first sums are thirds of round numbers, as public numbers of other runs are
+    "frank-wolfe, pure": (
+        spec("multiclass", **UNIT),
+        PURE,
+        TrainSpec(method="frank-wolfe", loss="logistic", passes=3),
+    ),
+    "output-perturbation": (spec("regression"), PRIVACY, TrainSpec(method="output-perturbation", passes=3)),
+    "priv-gene": (spec("multiclass"), PRIVACY, TrainSpec(method="priv-gene", passes=3)),
     "dp-sgd": (spec(), PRIVACY, TrainSpec(method="dp-sgd", passes=2)),
     "bst14": (spec(sparse=True), PRIVACY, TrainSpec(method="bst14", passes=2, accountant="advanced")),
     "scs13": (spec("regression"), PURE, TrainSpec(method="scs13", passes=2)),

@@ -39,7 +39,10 @@ def check(connection: psycopg.Connection, spec: dict[str, Any], record: str, val
     for form in ("dense", "csr"):
         found, label = encoded(connection, {**spec, "format": form}, record)
         np.testing.assert_allclose(found, wanted, rtol=ROUNDING, atol=1e-38)
-        assert np.linalg.norm(found) <= 1 - 2.0**-20
+        if spec.get("norm") == "clip_values":
+            assert np.max(np.abs(found)) <= 1.0
+        else:
+            assert np.linalg.norm(found) <= 1 - 2.0**-20
         assert label == 0.0
 
 
@@ -84,7 +87,7 @@ NUMBER_CASES = [
 
 
 @pytest.mark.parametrize(("sql", "value"), NUMBER_CASES, ids=str)
-@pytest.mark.parametrize("norm", ["normalize", "clip"])
+@pytest.mark.parametrize("norm", ["normalize", "clip", "clip_values"])
 def test_numbers(connection: psycopg.Connection, sql: str, value: float | None, norm: str) -> None:
     for column in (
         NUMERIC,
@@ -376,7 +379,10 @@ BAD_SPECS: list[tuple[Any, str]] = [
         "the specification has 1048577 features",
     ),
     (one(NUMERIC, intercept="yes"), '"intercept" in the specification must be true or false'),
-    (one(NUMERIC, norm="l2"), '"norm" in the specification must be one of "clip", "normalize"'),
+    (
+        one(NUMERIC, norm="l2"),
+        '"norm" in the specification must be one of "clip", "normalize", "clip_values"',
+    ),
     (one(NUMERIC, format="coo"), '"format" in the specification must be one of "dense", "csr"'),
     (one(NUMERIC, labels={}), 'unknown key "labels" in the specification'),
     (one(NUMERIC, label="y"), '"label" in the specification must be an object'),

@@ -186,6 +186,7 @@ def test_a_private_run_is_the_oracles_run_plus_noise(
     close(spy.without_noise, spy.expected(sgd, N))
     noise = result.model.weights - spy.without_noise
     assert result.plan.noise is not None
+    assert result.plan.noise.expected_norm is not None
     assert 0.0 < np.linalg.norm(noise) < 6.0 * result.plan.noise.expected_norm
     assert result.passes == sgd.passes
 

@@ -24,7 +24,8 @@ static const char *const words[] = {
 	"columns", "intercept", "norm", "format", "label", "projection", "name", "kind", "scale", "lower", "upper",
 	"mean", "sd", "log1p", "levels", "centered", "length", "image", "rows", "blur", "stride", "features", "seed",
 	"positive", "negative", "classes", "dense", "csr", "clip", "normalize", "center", "zero_based", "standard",
-	"numeric", "boolean", "category", "array", "binary", "number", "sparse", "indices", "first_index", ""
+	"numeric", "boolean", "category", "array", "binary", "number", "sparse", "indices", "first_index", "clip_values",
+	""
 };
 
 /* -Wl,--wrap: one as large as allowed takes half a second to make. */

@@ -74,6 +74,22 @@ def test_total_and_bounded(row: list[tuple[Column, Any]], intercept: bool, norma
         assert out[-1] >= 0
 
 
+@given(rows, st.booleans())
+def test_clipped_values_lie_in_their_bounds(row: list[tuple[Column, Any]], intercept: bool) -> None:
+    encoder = Encoder(tuple(column for column, _ in row), intercept, clip_values=True)
+    out = replay.encode_row(encoder, [value for _, value in row])
+    assert np.all(np.abs(out) <= 1.0)  # of float32 as it is stored
+    if intercept:
+        assert out[-1] == 1.0
+
+
+@pytest.mark.parametrize("value", [-1e300, -7.5, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0, 1e300])
+def test_values_are_clipped_on_both_sides(value: float) -> None:
+    column = Column("numeric", "standard", lower=-math.inf, upper=math.inf)
+    out = replay.encode_row(Encoder((column, column), clip_values=True), [value, 0.5])
+    assert out.tolist() == [min(max(value, -1.0), 1.0), 0.5, 1.0]
+
+
 def as_json(column: Column) -> dict[str, Any]:
     if column.kind == "category":
         return {
@@ -283,12 +299,14 @@ def sparse_columns(draw: st.DrawFn) -> tuple[Column, Any]:
 
 
 @given(
-    st.lists(columns_with_values() | sparse_columns(), min_size=1, max_size=5), st.booleans(), st.booleans()
+    st.lists(columns_with_values() | sparse_columns(), min_size=1, max_size=5),
+    st.booleans(),
+    st.sampled_from([(True, False), (False, False), (False, True)]),
 )
 def test_sparse_row_is_the_dense_row_bit_for_bit(
-    row: list[tuple[Column, Any]], intercept: bool, normalize: bool
+    row: list[tuple[Column, Any]], intercept: bool, norm: tuple[bool, bool]
 ) -> None:
-    encoder = Encoder(tuple(column for column, _ in row), intercept, normalize)
+    encoder = Encoder(tuple(column for column, _ in row), intercept, *norm)
     dense = replay.encode_row(encoder, [value for _, value in row])
     columns, values = replay.encode_sparse(encoder, [value for _, value in row])
     assert np.all(np.diff(columns.astype(np.int64)) > 0)

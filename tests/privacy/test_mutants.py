@@ -43,6 +43,7 @@ TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
 TEST_ADAPTIVE = "tests/privacy/test_adaptive_descent.py"
 TEST_BUDGET = "tests/privacy/test_budget.py"
 TEST_CERTIFIED = "tests/controller/test_certified.py"
+TEST_FRANK_WOLFE = "tests/privacy/test_frank_wolfe.py"
 TEST_FULL_BATCH = "tests/privacy/test_full_batch_release.py"
 TEST_FULL_BATCH_REPLAY = "tests/privacy/test_full_batch_replay.py"
 TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
@@ -190,6 +191,50 @@ MUTANTS = [
         "(2 if relation is Relation.REPLACE_ONE else 1) * most",
         "1 * most",
         f"{TEST_SELECTION}::test_the_spread_makes_it_private",
+    ),
+    Mutant(
+        "exponential-noise-in-a-step-of-frank-wolfe",
+        PRIVACY,
+        "best = int(np.argmin(values))\n",
+        "best = int(np.argmin(values))\n"
+        "    noise = np.random.default_rng().exponential(size=values.size)\n"
+        "    return int(np.argmin(float(rate) * values - noise))\n",
+        f"{TEST_FRANK_WOLFE}::test_the_worst_pair_stays_below_the_divergence_that_is_charged",
+    ),
+    Mutant(
+        "noise-of-choices-halved",
+        PRIVACY,
+        "Fraction(noise.spread), noise.choice_epsilon",
+        "Fraction(noise.spread) / 2, noise.choice_epsilon",
+        f"{TEST_FRANK_WOLFE}::test_choices_follow_the_exponential_mechanism",
+    ),
+    Mutant(
+        "features-clipped-on-one-side",
+        KERNELS,
+        "x[i] = dpml_clamp(x[i], -1.0, 1.0)",
+        "x[i] = dpml_clamp(x[i], -DBL_MAX, 1.0)",
+        f"{TEST_FRANK_WOLFE}::test_a_unit_moves_the_difference_of_two_candidates_by_the_spread[1-logistic-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "replaced-unit-moves-choices-as-a-removed-one",
+        PRIVACY,
+        "return score_spread(2 * most, relation, rounding)",
+        "return score_spread(2 * most, Relation.ADD_REMOVE, rounding)",
+        f"{TEST_FRANK_WOLFE}::test_a_unit_moves_the_difference_of_two_candidates_by_the_spread[1-logistic-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "errors-of-choices-taken-to-move-one-way",
+        PRIVACY,
+        "return score_spread(2 * most, relation, rounding)",
+        "return score_spread(most, relation, rounding)",
+        f"{TEST_FRANK_WOLFE}::test_a_unit_moves_the_difference_of_two_candidates_by_the_spread[1-logistic-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "choices-paid-once",
+        PRIVACY,
+        "cost.zcdp_rho(epsilon, delta * (1.0 - 1e-9)) / choices / ROUND_UP",
+        "cost.zcdp_rho(epsilon, delta * (1.0 - 1e-9)) / ROUND_UP",
+        f"{TEST_FRANK_WOLFE}::test_all_choices_together_are_private",
     ),
     Mutant(
         "choice-too-sure",
@@ -876,13 +921,9 @@ MUTANTS = [
     Mutant(
         "exponential-noise-in-place-of-gumbel",
         PRIVACY,
-        "        i = uniform(len(exact))\n"
-        "        if _decayed(rate * (exact[i] - best), uniform):\n"
-        "            return i\n",
-        "        drawn = [rate * error + Fraction(_exponential(uniform)) for error in exact]\n"
-        "        return drawn.index(min(drawn))\n\n\n"
-        "def _exponential(uniform: RandBelow) -> float:\n"
-        "    return -__import__('math').log1p(-uniform(2**53) / 2.0**53)\n",
+        "        drawn = uniform(int(ends[-1]))\n",
+        "        noisy = [float(rate) * one - np.log1p(-uniform(2**53) / 2.0**53) for one in excess]\n"
+        "        return noisy.index(min(noisy))\n",
         f"{TEST_ADAPTIVE}::test_a_choice_has_the_distribution_of_gumbel_noise[losses1-Relation.ADD_REMOVE]",
     ),
     Mutant(

@@ -41,10 +41,12 @@ def test_results_of_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "scs13-b1",
         "scs13-b10-vs-rows",
         "poisson-epoch",
+        "frank-wolfe-step",
         "start-up",
     ]
     assert bench.main(only(*names), EASY) == 0
     lines = json.loads(capsys.readouterr().out)
+    names.insert(names.index("start-up"), "frank-wolfe-step-seconds")
     assert [line["name"] for line in lines] == names
     for line in lines:
         assert set(line) == {"name", "value", "goal", "ok"}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * The encoder: columns to features, features to a row of bounded norm.
+ * The encoder: columns to features, features to a row of bounded norm, or each feature to bounds.
  *
  * Rounding to float32 moves each feature by at most 2^-24 of itself, so a
  * float64 row of norm 1 - 2^-19 keeps a norm below 1 - 2^-20 once rounded
@@ -224,7 +224,18 @@ project(const DpmlEncoder *encoder, const double *raw, double *out)
 static int
 is_brought(const DpmlEncoder *encoder, double norm)
 {
-	return norm > target_norm || (encoder->normalize && norm > 0.0);
+	if (encoder->norm == DPML_CLIP_VALUES)
+		return 0;
+	return norm > target_norm || (encoder->norm == DPML_NORMALIZE && norm > 0.0);
+}
+
+/* Features to [-1, 1], which float32 keeps, where the encoding asks for it. */
+static void
+clip_values(const DpmlEncoder *encoder, int32_t n, double *x)
+{
+	if (encoder->norm == DPML_CLIP_VALUES)
+		for (int32_t i = 0; i < n; i++)
+			x[i] = dpml_clamp(x[i], -1.0, 1.0);
 }
 
 /* The squares of such a norm have neither overflowed nor vanished. */
@@ -269,6 +280,7 @@ dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *wor
 	if (encoder->intercept)
 		work[n - 1] = 1.0;
 
+	clip_values(encoder, n, work);
 	norm = dpml_norm(n, work);
 	if (is_brought(encoder, norm))
 	{
@@ -334,6 +346,7 @@ dpml_encode_sparse(const DpmlEncoder *encoder, const DpmlValue *values, double *
 		columns[n++] = base;
 	}
 
+	clip_values(encoder, n, work);
 	norm = dpml_norm_sparse(encoder->n_features, n, columns, work);
 	if (is_brought(encoder, norm))
 	{

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * A row of values to a float32 vector of norm at most 1 - 2^-20, from public
- * constants alone.  Total: every value has an encoding (privacy/README.md,
+ * A row of values to a float32 vector of norm at most 1 - 2^-20, or of features
+ * in [-1, 1], from public constants alone.  Total: every value has an encoding (privacy/README.md,
  * "Bad rows never show").
  */
 #ifndef DPML_ENCODE_H
@@ -27,6 +27,13 @@ enum DpmlScale
 	DPML_CENTER = 0,			/* middle of the bounds to 0, bounds to -1 and +1 */
 	DPML_ZERO_BASED = 1,		/* lower to 0, upper to 1 */
 	DPML_STANDARD = 2			/* (v - mean) / sd, clamped to the bounds first where they are finite */
+};
+
+enum DpmlNorm
+{
+	DPML_CLIP = 0,				/* longer rows to norm 1 */
+	DPML_NORMALIZE = 1,			/* every row to norm 1; a zero row stays zero */
+	DPML_CLIP_VALUES = 2		/* every feature to [-1, 1], whatever the norm of the row */
 };
 
 /*
@@ -62,7 +69,7 @@ typedef struct DpmlEncoder
 	int32_t		n_raw;			/* sum of widths */
 	int32_t		n_features;		/* n_raw, or the projection's, plus the intercept */
 	int32_t		intercept;		/* 1: a last feature of constant 1 */
-	int32_t		normalize;		/* 1: every row to norm 1 (a zero row stays zero); 0: only longer rows */
+	int32_t		norm;			/* enum DpmlNorm */
 	const float *projection;	/* (n_features - intercept) x n_raw, row-major; NULL for none */
 } DpmlEncoder;
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pg_dpml.blocks.encoder import (
@@ -67,6 +67,10 @@ class Source:
     n_values: int
     feature_names: FeatureNames
     class_names: tuple[str, ...] | None
+
+    def with_norm(self, norm: str | None) -> Source:
+        """The same table, its rows bounded by another `norm` of the encoder; None: by that of the spec."""
+        return self if norm is None else replace(self, encoder={**self.encoder, "norm": norm})
 
 
 def resolve(session: Session, data: DataSpec) -> Source:

@@ -6,22 +6,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from pg_dpml.errors import SpecError
-from pg_dpml.kernels import Loss
+from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.training import shared_options
 from pg_dpml.training.certified import Objective
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_loss
+from pg_dpml.training.losses import choose_loss, loss_options
 from pg_dpml.training.method import Baseline, Example, register
 from pg_dpml.training.minimise import Goal
 from pg_dpml.training.options import Real, option
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
-from pg_dpml.training.shared_options import RegularisedOptions, SgdOptions
+from pg_dpml.training.shared_options import LossOptions, RegularisedOptions, SgdOptions
 
-__all__ = ["Lbfgs", "LbfgsPlan", "NoiselessPlan"]
+__all__ = ["Constant", "Lbfgs", "LbfgsPlan", "MajorityPlan", "NoiselessPlan"]
 
 DEFAULT_BATCH_SIZE = 10
 MOST_PASSES = 20
@@ -163,3 +165,79 @@ class LbfgsMethod(Baseline[LbfgsOptions]):
         tolerance = LBFGS_TOLERANCE if options.tolerance is None else options.tolerance
         work = Lbfgs(objective, options.passes or LBFGS_PASSES, tolerance)
         return LbfgsPlan(self.name, problem, work, None, None)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A score that is the same for every row: the intercept's coefficient alone is not 0.
+
+    Attributes
+    ----------
+    loss : Loss
+        Whose gradient at the zero model says what is most frequent, or what the mean is.
+    """
+
+    loss: Loss
+
+    @property
+    def passes(self) -> int:
+        """Passes over the packed rows."""
+        return 2 if self.loss.kind == "squared" else 1
+
+    def record(self, n_units: int) -> dict[str, Any]:
+        """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
+        return {"options": loss_options(self.loss)}
+
+    def lines(self) -> Sequence[tuple[str, str]]:
+        """Headings and texts that describe the passes."""
+        what = "the mean of the labels" if self.loss.kind == "squared" else "the most frequent class"
+        return (("Passes", f"{self.passes} over all rows"), ("Model", f"always {what}; features are ignored"))
+
+
+@dataclass(frozen=True)
+class MajorityPlan(Plan):
+    """Counting of classes, by the gradient at the zero model."""
+
+    work: Constant
+
+    norm: ClassVar[str] = "clip_values"  # the intercept is 1 in every row
+
+    def run(self, job: Job) -> Result:
+        """Find the most frequent class, or the mean."""
+        if not job.blocks.source.encoder["intercept"]:
+            raise SpecError("method majority needs the intercept, the one coefficient that it has")
+        weights = np.zeros((self.problem.n_outputs, self.problem.n_features))
+        at_zero = self._gradient(job, weights)
+        if self.problem.task == "regression":
+            at_one = weights.copy()
+            at_one[0, -1] = 1.0
+            rows = self._gradient(job, at_one) - at_zero  # with a label; at zero it is minus their sum
+            weights[0, -1] = -at_zero[0] / rows[0] if rows[0] > 0.0 else 0.0
+        elif self.problem.task == "binary":
+            weights[0, -1] = -np.sign(at_zero[0])
+        elif np.any(at_zero):
+            weights[np.argmin(at_zero), -1] = 1.0
+        return Result(weights.reshape(-1), self.work.passes)
+
+    def _gradient(self, job: Job, weights: FloatArray) -> FloatArray:
+        """Of the intercepts of all classes."""
+        sums = job.blocks.gradient(weights.reshape(-1), loss_options(self.work.loss) | {"losses": False})
+        job.require_all(sums.rows)
+        return (
+            np.zeros(len(weights)) if sums.gradient is None else sums.gradient.reshape(weights.shape)[:, -1]
+        )
+
+
+@register
+class Majority(Baseline[LossOptions]):
+    """The most frequent class, or the mean: the floor of all methods."""
+
+    name = "majority"
+    summary = "not private: always the most frequent class, or the mean"
+    cards = ()
+    options = LossOptions
+    examples = (Example(), Example("multiclass"), Example("regression"))
+
+    def plan(self, problem: Problem, options: LossOptions) -> MajorityPlan:
+        """The loss decides how the score reads; the prediction is the same."""
+        return MajorityPlan(self.name, problem, Constant(choose_loss(problem, options, {})), None, None)

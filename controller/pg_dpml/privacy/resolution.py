@@ -5,6 +5,8 @@ Every noise of the product takes its grid from here: noise of a release by `rele
 noise in every step of a pass by `step_room`. Both refuse what float64, or the sampler
 on such a grid, cannot keep. The proofs: privacy/README.md, "Floating point" and
 "The sampler".
+
+Long because no other place may derive a grid, what it costs, or the refusal of one.
 """
 
 from __future__ import annotations

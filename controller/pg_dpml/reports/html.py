@@ -158,6 +158,8 @@ def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
 
 def _coefficients(model: Model) -> str:
     found = coefficients(model)
+    if not found:
+        return "<h2>Coefficients</h2>\n" + page.paragraph("All coefficients are 0.")
     groups = _by_column(model, found[:SHOWN])
     shown_ones = [one for _, members in groups for one in members]
     names = [one.name for one in shown_ones]
@@ -177,6 +179,8 @@ def _coefficients(model: Model) -> str:
     if by_feature:
         heads.append("Noise")
     words = [_direction_words(model), _noise_words(model, found[0], by_feature=by_feature)]
+    if len(found) < model.n_features:
+        words.append(f"The coefficients of {model.n_features - len(found):,} features are 0.")
     if model.whitening is not None:
         changes = "the predicted numbers. It does not change"
         if model.task != "regression":
@@ -233,6 +237,11 @@ def _direction_words(model: Model) -> str:
 
 
 def _noise_words(model: Model, one: Coefficient, *, by_feature: bool) -> str:
+    if one.noise is None and model.private:
+        return (
+            "What the guarantee costs: chance chose which coefficients are not 0, the likelier the more each "
+            "helps. The coefficients themselves carry no noise."
+        )
     if one.noise is None:
         return "The coefficients carry no noise."
     size = f"{noise_bound(model)}the standard deviation in the last column"
@@ -306,11 +315,13 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
     training: Mapping[str, Any] = model.training
     privacy = model.privacy
     size = size_text(training.get("n_units", 0), privacy.get("unit"), privacy.get("max_rows_per_unit"))
+    norm = model.encoder["norm"]
+    bounds = "each clipped to [-1, 1]" if norm == "clip_values" else f"rows brought to norm 1 ({norm})"
     rows = [
         ("Trained on", f"{training.get('table_name')}, {size}"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
-        ("Features", f"{model.n_features}, rows brought to norm 1 ({model.encoder['norm']})"),
+        ("Features", f"{model.n_features}, {bounds}"),
         ("Stored", f"{model.created_at:%Y-%m-%d %H:%M %Z} by {model.owner}" if model.created_at else ""),
         ("Charge", "none" if model.charge is None else f"entry {model.charge} of dpml.ledger"),
         *((f"{name}, when trained", str(value)) for name, value in training.get("versions", {}).items()),

@@ -49,7 +49,7 @@ class Coefficient(NamedTuple):
     weights: list[float]
     """One for each row of scores."""
     noise: float | None
-    """Standard deviation of the noise in each weight; None for a model without noise."""
+    """Standard deviation of the noise in each weight; None for a model whose weights have none."""
 
 
 def _noise(model: Model) -> Sequence[float | None]:
@@ -59,7 +59,7 @@ def _noise(model: Model) -> Sequence[float | None]:
     the norms of the rows of P.
     """
     noise = model.privacy.get("noise")
-    if noise is None:
+    if noise is None or noise["score_stddev"] is None:
         return [None] * model.n_features
     if model.whitening is None:
         return [float(noise["score_stddev"])] * model.n_features
@@ -72,12 +72,14 @@ def noise_bound(model: Model) -> str:
 
 
 def coefficients(model: Model) -> list[Coefficient]:
-    """Features with their weights and noise, the largest norm of weights first."""
+    """Features whose weights are not all 0, with these and their noise, the largest norm of weights first."""
     names = model.training.get("features")
     if names is None and model.encoder.get("columns"):
         names = FeatureNames(model.encoder)
     names = names or [f"feature {i + 1}" for i in range(model.n_features)]
-    found = [Coefficient(*one) for one in zip(names, model.matrix.T.tolist(), _noise(model), strict=True)]
+    noise, weights = _noise(model), model.matrix.T
+    kept = np.flatnonzero(np.any(weights, axis=1)).tolist()
+    found = [Coefficient(names[i], weights[i].tolist(), noise[i]) for i in kept]
     return sorted(found, key=lambda one: -math.hypot(*one.weights))
 
 
@@ -194,7 +196,9 @@ def grants_text(model: Model) -> str:
 def _coefficient_lines(model: Model) -> list[str]:
     found = coefficients(model)
     largest = found[:SHOWN]
-    lines = [f"{'Largest c' if len(found) > SHOWN else 'C'}oefficients"]
+    lines = [f"{'Largest c' if len(found) > SHOWN else 'C'}oefficients{zeros_text(model, found)}"]
+    if not found:
+        return lines
     by_feature = found[0].noise is not None and model.whitening is not None
     if by_feature:
         bound = "a bound on " if noise_bound(model) else ""
@@ -216,6 +220,12 @@ def _coefficient_lines(model: Model) -> list[str]:
         )
         lines.append(f"  {visible(name):<{width}} {weights[k]:>+10.4f}{beside} {mark}{of_class}".rstrip())
     return lines
+
+
+def zeros_text(model: Model, found: Sequence[Coefficient]) -> str:
+    """How many features have no coefficient but 0, in parentheses; empty where all have one."""
+    zeros = model.n_features - len(found)
+    return f" (those of {zeros:,} of {model.n_features:,} features are 0)" if zeros else ""
 
 
 def models_record(models: Sequence[Model]) -> dict[str, Any]:

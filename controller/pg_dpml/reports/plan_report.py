@@ -124,7 +124,8 @@ def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
             passes = other.plan.work.passes
             noise = other.plan.noise
             taken = "-" if passes is None else f"{passes}"
-            rows.append((other.method, taken, f"{noise.score_stddev:.3g}", noise.added_to))
+            size = "-" if noise.score_stddev is None else f"{noise.score_stddev:.3g}"
+            rows.append((other.method, taken, size, noise.added_to))
     note = (
         "Private methods with their default options under the same guarantee. Passes are all readings of the "
         "rows: those before the first step too. Scores of different methods differ in size, so that noise "

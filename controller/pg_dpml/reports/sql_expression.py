@@ -105,9 +105,9 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
             f"model {shown(model.name)} has too many columns for one SQL expression: use dpml.predict, "
             "or export --format json"
         )
-    scores = [" + ".join(part.scores[k] for part in parts) for k in range(len(rows))]
+    scores = [" + ".join(part.scores[k] for part in parts) or "float8 '0'" for k in range(len(rows))]
     outer = ", ".join(f"{score} AS s{k + 1}" for k, score in enumerate(scores))
-    squares = " + ".join(part.squares for part in parts)
+    squares = "0" if _clips_values(encoder) else " + ".join(part.squares for part in parts)
     factor = _whitened_factor(model) if whitened else _factor(encoder)
     # Unfenced, the planner would write the columns out anew in every element of the whitened row.
     fence = " OFFSET 0" if whitened else ""
@@ -118,8 +118,15 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     )
 
 
+def _clips_values(encoder: Mapping[str, Any]) -> bool:
+    """Whether features are clipped one by one, so that a score does not depend on the norm of the row."""
+    return bool(encoder["norm"] == "clip_values")
+
+
 def _factor(encoder: Mapping[str, Any]) -> str:
     """Factor that scales a row, and so its scores, to the norm of the encoding."""
+    if _clips_values(encoder):
+        return "1"
     least_norm = TARGET_NORM if encoder["norm"] == "clip" else 0.0
     return f"CASE WHEN r.norm > {least_norm!r} THEN {TARGET_NORM!r} / r.norm ELSE 1 END"
 
@@ -168,12 +175,17 @@ def _prediction(model: Model, factor: str) -> str:
 def _parts(
     model: Model, types: Mapping[str, ColumnType], weights: npt.NDArray[np.float64]
 ) -> Iterable[_Part]:
-    """The columns in the encoder's order, then the intercept; `weights` has a row a score."""
+    """The columns in the encoder's order, then the intercept; `weights` has a row a score.
+
+    Columns whose weights are all 0 are left out where the norm of the row does not matter.
+    """
     at = 0
+    clips = _clips_values(model.encoder)
     for i, column in enumerate(map(completed, model.encoder["columns"]), 1):
         width = _width(column)
-        own = weights[:, at : at + width].tolist()
-        yield _column(i, column, types.get(column["name"]), own)
+        own = weights[:, at : at + width]
+        if not clips or np.any(own):
+            yield _column(i, column | {"clips": clips}, types.get(column["name"]), own.tolist())
         at += width
     if model.encoder["intercept"]:
         yield _Part({}, [_number(w) for w in weights[:, -1].tolist()], "1")
@@ -226,6 +238,7 @@ def _scaled(column: Mapping[str, Any], value: str) -> str:
         number = f"ln(1 + {number})"
     if scale == "standard":
         scaled = f"({number} - {_number(mean)}) / {_number(sd)}"
+        scaled = f"least(greatest({scaled}, -1), 1)" if column["clips"] else scaled
     else:
         ends = [f"ln(1 + {_number(b)})" if column["log1p"] else _number(b) for b in (least, most)]
         scaled = f"({number} - {ends[0]}) / ({ends[1]} - {ends[0]})"

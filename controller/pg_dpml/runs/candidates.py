@@ -43,6 +43,12 @@ def plan_candidates(
             plans.append(plan_problem(problem, privacy, candidate))
         except (SpecError, GuaranteeError) as error:
             raise type(error)(f"candidate {setting_text(setting)}: {error}") from None
+    others = [plan.method for plan in plans if plan.norm != plans[0].norm]
+    if others:
+        raise SpecError(
+            f"candidates of {plans[0].method} and of {others[0]} bound rows in different ways, and a tuning "
+            "run packs rows once: tune them apart"
+        )
     return tuple(plans)
 
 

@@ -209,7 +209,7 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     assert len(guarantees) == len(plans)  # privacy is not None
     used = sizes[-1] * data.max_rows_per_unit
     return _Tuning(
-        source=source,
+        source=source.with_norm(plans[0].norm),
         data=data,
         grid=grid,
         name=name,

@@ -14,6 +14,7 @@ from pg_dpml.training.plan import Problem
 from pg_dpml.training.shared_options import ClippedOptions, LossOptions
 
 __all__ = [
+    "CLIP_AT_ZERO",
     "LOSS_OF_TASK",
     "Clipped",
     "choose_loss",
@@ -71,6 +72,7 @@ LOSS_OF_TASK = losses_of("binary", "multiclass", "regression")
 """Losses of each task for a method that needs gradients."""
 
 CLIP_AT_ZERO = {kind: use.clip_at_zero for kind, use in LOSSES.items()}
+"""Clips of the derivative, by loss, that leave the gradient of the zero model as it is."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.cost import Accounting
@@ -118,6 +118,9 @@ class Plan(ABC):
     warnings: tuple[str, ...] = ()
     reason: str = ""
     noise_reason: str = ""
+
+    norm: ClassVar[str | None] = None
+    """How the encoder must bound rows for the guarantee to hold; None: to norm 1, as the spec says."""
 
     @property
     def private(self) -> bool:

@@ -26,12 +26,12 @@ class RunNoise(Protocol):
         """Sensitivity over standard deviation of all Gaussian releases together; 0 for other noise."""
 
     @property
-    def score_stddev(self) -> float:
-        """Standard deviation of the noise in the score of a row of norm 1."""
+    def score_stddev(self) -> float | None:
+        """Standard deviation of the noise in the score of a row of norm 1; None where no number has noise."""
 
     @property
-    def expected_norm(self) -> float:
-        """Root mean square of the norm of the noise in the model."""
+    def expected_norm(self) -> float | None:
+        """Root mean square of the norm of the noise in the model; None where no number has noise."""
 
     @property
     def added_to(self) -> str:
