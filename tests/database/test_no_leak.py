@@ -105,6 +105,9 @@ FEATURES = (
 SPARSE = (
     Column("age", lower=0, upper=120),
     Column("clinic", levels=tuple(f"c{i}" for i in range(20)), centered=False),
+)
+PAIRS = (
+    Column("age", lower=0, upper=120),
     Column("pulse", indices="places", first_index=1, length=6, lower=-200, upper=200),
 )
 LABELS = {
@@ -338,6 +341,11 @@ RUNS: dict[str, tuple[DataSpec, PrivacySpec, TrainSpec]] = {
         spec("multiclass", sparse=True),
         PURE,
         TrainSpec(method="bolt-on", passes=2, fresh_order=True, batch_size=10),
+    ),
+    "bolt-on of pairs": (
+        DataSpec("patients", LABELS["binary"], PAIRS),
+        PRIVACY,
+        TrainSpec(method="bolt-on", passes=2),
     ),
     "bolt-on of units": (spec(**UNIT), PRIVACY, TrainSpec(method="bolt-on", passes=2)),
     "certified": (spec(), PRIVACY, TrainSpec(method="bolt-on", lambda_=0.1)),
