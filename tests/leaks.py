@@ -48,6 +48,10 @@ DIGITS = 8
 
 MOST_DIGITS = 15
 FEW_BITS = 8
+TELLING_BYTES = 6
+"""Of the eight bytes of a float8, or of two float4, so many are not 0: files are full of words of fewer, and
+the numbers of a grid have few bits. Such numbers are looked for as decimals alone."""
+
 TESTS = (Path(__file__).parent, Path(__file__).parent / "database")
 # Not in a name, nor the seconds of a time; but after a line feed or a tab written with a backslash.
 _NUMBER = re.compile(rb"(?:(?<![0-9A-Za-z_])(?<!\d\d:\d\d:)|(?<=\\[nrt]))(\d*\.?\d+)(?:[eE][-+]?\d{1,3})?")
@@ -58,9 +62,13 @@ _HASH_BITS = 22
 
 
 def _is_telling(value: float) -> bool:
-    """Whether a number's shortest decimal is long; few bits make one too, such as the grids of releases."""
+    """Whether a number's shortest decimal is long; few bits make one too, such as the grids of releases.
+
+    The bits are those of a float4, whose decimal is found for any number next to it.
+    """
     digits = len(repr(abs(value)).partition("e")[0].replace(".", "").strip("0"))
-    return digits >= DIGITS and not (math.frexp(value)[0] * 2.0**FEW_BITS).is_integer()
+    bits = math.frexp(value)[0] * 2.0**FEW_BITS
+    return digits >= DIGITS and abs(bits - round(bits)) > 2.0 ** (FEW_BITS - 24)
 
 
 @dataclass
@@ -132,7 +140,7 @@ class Secrets:
             for wide in (own, -own):
                 self._remember(wide.astype(f"{order}f8").tobytes())
             self._remember(pairs.astype(f"{order}f4").tobytes())
-        self._remember(counted.tobytes())
+        self._remember(counted.tobytes(), least=5)
         self._index = None
 
     def publish(self, weights: FloatArray, released: FloatArray) -> None:
@@ -153,8 +161,9 @@ class Secrets:
         self._patterns |= other._patterns
         self._index = None
 
-    def _remember(self, data: bytes) -> None:
-        self._patterns.update(np.frombuffer(data, "<u8").tolist())
+    def _remember(self, data: bytes, least: int = TELLING_BYTES) -> None:
+        telling = np.count_nonzero(np.frombuffer(data, "u1").reshape(-1, 8), axis=1) >= least
+        self._patterns.update(np.frombuffer(data, "<u8")[telling].tolist())
 
     def find(self, seen: Evidence) -> list[str]:
         """What of the secrets the evidence shows; empty for nothing."""

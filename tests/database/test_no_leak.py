@@ -627,7 +627,8 @@ def test_nothing_is_seen_of_commands(house: House, watcher: Watcher, tmp_path: P
     ]
     environment = os.environ | house.server.environment
     environment |= {"PGDATABASE": "house", "PGUSER": "curator", "TMPDIR": str(house.client)}
-    environment |= {"PYTHONPATH": os.pathsep.join(map(str, leaks.TESTS[:1])), "PYTHONDONTWRITEBYTECODE": "1"}
+    ours = os.pathsep.join(map(str, (Path(pg_dpml.__file__).parents[1], leaks.TESTS[0])))
+    environment |= {"PYTHONPATH": ours, "PYTHONDONTWRITEBYTECODE": "1"}
     secrets = tmp_path / "secrets"
     driver = "import leaks, sys; leaks.run_commands(*sys.argv[1:])"
     run = subprocess.run(
