@@ -9,6 +9,7 @@
 #include "sparse.h"
 
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 
 /* Layout of a value of pgvector's sparsevec on disk, since its version 0.7: indices from 0, then float4 values. */
 typedef struct PgSparseVector
@@ -62,6 +63,8 @@ compare_order(const void *a, const void *b)
 	uint64		x = *(const uint64 *) a;
 	uint64		y = *(const uint64 *) b;
 
+	/* PostgreSQL's qsort takes n^2 steps for some orders */
+	CHECK_FOR_INTERRUPTS();
 	return (x > y) - (x < y);
 }
 

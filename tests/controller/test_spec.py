@@ -112,6 +112,7 @@ def column(**given: object) -> Column:
         ({"indices": "places", "length": 9}, ["column age", "first_index = 1", "first_index = 0", "places"]),
         ({"indices": "places", "length": 9, "first_index": 2}, ["column age", "first_index = 1"]),
         ({"indices": "places", "length": 9, "first_index": True}, ["column age", "first_index = 1"]),
+        ({"indices": "places", "length": 9, "first_index": 1.0}, ["column age", "first_index = 1"]),
         ({"indices": "places", "first_index": 1}, ["column age", "length = NUMBER OF FEATURES", "public"]),
         ({"indices": 7, "length": 9, "first_index": 1}, ["column age: indices", "name of a column"]),
         ({"indices": "age", "length": 9, "first_index": 1}, ["column age", "another column"]),

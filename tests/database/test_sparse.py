@@ -20,6 +20,7 @@ import pg_dpml
 from anytable import PRIVACY, YES, encoded, refused, run
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.packing import pack
+from pg_dpml.blocks.query import from_clause, record_of
 from pg_dpml.blocks.source import resolve
 from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
@@ -160,6 +161,31 @@ def test_bad_rows_are_zero(connection: psycopg.Connection, table: str, clean: No
     wanted = np.zeros((2, D))
     wanted[0, :2] = 0.8, 0.6
     np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_numbers_too_long_for_a_record_are_zeros(
+    connection: psycopg.Connection, database: str, table: str, clean: None
+) -> None:
+    """A row of many such numbers would make a record of more than 1 GB, and so an error."""
+    length = 2**20 - 1
+    digits = 2**29 // length - 16
+    values = (10**digits - 1, 10**digits, f"0.{'0' * (digits - 1)}1", f"0.{'0' * digits}1", "NaN", "Infinity")
+    connection.execute(f"CREATE TABLE {table} (id int, v numeric[], i int[], y bool)".encode())
+    for row, value in enumerate(values):
+        connection.execute(
+            f"INSERT INTO {table} VALUES (%s, ARRAY[%s, '0.5']::numeric[], '{{1,2}}', true)".encode(),
+            (row, str(value)),
+        )
+    column = Column("v", indices="i", first_index=1, length=length, lower=-1, upper=1)
+    with Database(database).session() as session:
+        source = resolve(session, DataSpec(table, YES, (column,), intercept=False))
+        record = record_of(source.encoder, source.table, with_label=False)
+        seen = session.fetch(
+            sql.SQL("SELECT (r.v).f1 IS NULL FROM (SELECT t.id, {} AS v {}) AS r ORDER BY r.id").format(
+                record, from_clause(source)
+            )
+        )
+    assert [null for (null,) in seen] == [False, True, False, True, False, False]
 
 
 def test_strange_numbers_are_those_of_an_array(connection: psycopg.Connection) -> None:
@@ -505,6 +531,13 @@ def test_load(connection: psycopg.Connection, table: str, database: str, tmp_pat
     assert "3 or more" in said
     template = dpml(database, "inspect", table, "--label", "label")
     assert 'indices = "indices"' in template
+
+
+def test_load_takes_names_literally(connection: psycopg.Connection, database: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.svm", "1 1:2\n")
+    dpml(database, "load", file, '"100%s of %(it)s"')
+    assert scalar(connection, 'SELECT label FROM "100%%s of %%(it)s"') == 1.0
+    connection.execute('DROP TABLE "100%s of %(it)s"')
 
 
 def test_load_from_0(connection: psycopg.Connection, table: str, database: str, tmp_path: Path) -> None:

@@ -392,6 +392,15 @@ def test_refusals(
     assert ledger(connection) == []
 
 
+def test_candidates_that_no_value_can_hold_are_refused(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TUNING, "MOST_SCORED", 5)
+    with pytest.raises(SpecError, match="with at most 5 coefficients together: take a smaller grid"):
+        pg_dpml.tune(database, people.spec(), PRIVACY, GRID, name="m")
+    assert ledger(connection) == []
+
+
 def test_the_smallest_table(database: str) -> None:
     data = people.spec(where="id < 8", definition_is_public=True)
     assert pg_dpml.tune(database, data, PRIVACY, GRID, name="m").sizes == (2, 2, 2, 2)

@@ -271,6 +271,11 @@ def test_what_has_no_such_noise_is_refused() -> None:
         decide(problem, PrivacySpec(1e-11), TrainSpec("dp-agd"))
 
 
+def test_candidates_that_no_value_can_hold_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"dp-agd takes at most 838,860 coefficients, not 7,000,000: take"):
+        decide(Problem(1000, 1_000_000, 7, "multiclass"), PrivacySpec(1.0), TrainSpec("dp-agd"))
+
+
 # Runs whose releases are given.
 
 

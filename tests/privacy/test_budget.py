@@ -10,6 +10,7 @@ from decimal import Decimal
 from itertools import product
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from scipy.stats import binom, norm
@@ -123,6 +124,15 @@ def test_a_pure_run_is_as_private_as_its_gaussian(epsilon: float) -> None:
     gaussian = norm.cdf(norm.isf(errors) - mu)
     assert np.all(gaussian <= np.maximum(pure, 0) + 1e-15)
     assert norm.cdf(norm.isf(corner) - mu) == pytest.approx(corner, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-11, 1e-9, 1e-6, 0.5, 0.999999, 1.0, 1.000001])
+def test_a_pure_run_of_next_to_nothing_is_charged_in_full(epsilon: float) -> None:
+    """mu = -2 Phi^-1(1/(1 + e^epsilon)) is sqrt(2 pi)/2 epsilon (1 + O(epsilon^2)): from 60 digits."""
+    with mpmath.workdps(60):
+        exact = float(math.sqrt(8) * mpmath.erfinv(mpmath.tanh(mpmath.mpf(epsilon) / 2)))
+    paid = math.sqrt(plain_cost("gdp", epsilon).loss)
+    assert exact * (1 - 1e-15) <= paid <= exact * (1 + 1e-8)
 
 
 def test_ten_tenths_are_one() -> None:

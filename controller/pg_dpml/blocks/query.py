@@ -13,6 +13,18 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.names import shown
 from pg_dpml.spec.checks import LONGEST_LEVEL
 
+_MOST_DIGITS = 2**17
+"""On either side of the point, of a numeric."""
+
+_NUMERICS_BYTES = 2**29
+"""Half of what a record may have, for its arrays of numeric."""
+
+_TOO_LONG = sql.SQL(
+    "coalesce((SELECT pg_catalog.bool_or(v.number NOT IN ('NaN', 'Infinity', '-Infinity') AND "
+    "(pg_catalog.abs(v.number) >= pg_catalog.pow(10::pg_catalog.numeric, {digits}) OR "
+    "pg_catalog.scale(v.number) > {digits})) FROM pg_catalog.unnest({array}) AS v (number)), false)"
+)
+
 __all__ = [
     "count_units",
     "from_clause",
@@ -34,10 +46,12 @@ def record_of(encoder: Mapping[str, Any], table: SourceTable, *, with_label: boo
 
     Text that is too long to be a level, and arrays of another length (of a sparse column: of a larger one),
     become NULL, which has the same encoding; in a label whose other values are one class, they become another
-    value. Otherwise a record of several huge values could not be built, and the error would disclose that a
-    row has them.
+    value. So does an array of numeric with a number of more digits than all such arrays have room for.
+    Otherwise a record of several huge values could not be built, and the error would disclose that a row has
+    them.
     """
-    fields = [field for column in encoder["columns"] for field in _bounded_fields(column, table)]
+    digits = _most_digits(encoder, table)
+    fields = [field for column in encoder["columns"] for field in _bounded_fields(column, table, digits)]
     if with_label:
         label = encoder["label"]
         # A literal without a type takes the column's.
@@ -64,19 +78,32 @@ def count_units(session: Session, source: Source) -> int:
     )
 
 
-def _bounded_fields(column: Mapping[str, Any], table: SourceTable) -> list[sql.Composed]:
+def _most_digits(encoder: Mapping[str, Any], table: SourceTable) -> int | None:
+    """Digits that a number in an array of numeric may have on a side of the point; None for any number."""
+    lengths = [
+        column["length"]
+        for column in encoder["columns"]
+        if "length" in column and table.columns[column["name"]].exact
+    ]
+    # four digits take two bytes; and a number has a header
+    digits = _NUMERICS_BYTES // sum(lengths) - 16 if lengths else _MOST_DIGITS
+    return None if digits >= _MOST_DIGITS else max(digits, 1)
+
+
+def _bounded_fields(column: Mapping[str, Any], table: SourceTable, digits: int | None) -> list[sql.Composed]:
     """The fields of one column: numbers and indices of a sparse pair, and one of any other."""
     length = column.get("length")
     if "indices" not in column:
-        return [_bounded_field(column["name"], table, length)]
+        return [_bounded_field(column["name"], table, length, digits)]
     names = (column["name"], column["indices"])
-    return [_bounded_field(name, table, length, shorter=True) for name in names]
+    return [_bounded_field(name, table, length, digits, shorter=True) for name in names]
 
 
 def _bounded_field(
     name: str,
     table: SourceTable,
     length: int | None = None,
+    digits: int | None = None,
     *,
     shorter: bool = False,
     instead: sql.Composable = sql.NULL,
@@ -91,6 +118,10 @@ def _bounded_field(
         unfit = sql.SQL("pg_catalog.cardinality({}) {} {}").format(
             field, sql.SQL(">" if shorter else "<>"), sql.Literal(length)
         )
+        if column_type.exact and digits is not None:
+            unfit = sql.SQL("{} OR {}").format(
+                unfit, _TOO_LONG.format(array=field, digits=sql.Literal(digits))
+            )
     else:
         return sql.Composed([field])
     return sql.SQL("CASE WHEN {} THEN {} ELSE {} END").format(unfit, instead, field)

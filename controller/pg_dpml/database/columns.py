@@ -78,6 +78,8 @@ class ColumnType:
         Text whose equality a collation could widen.
     vector : bool
         A type of pgvector, not an array.
+    exact : bool
+        An array of numeric, whose numbers have up to 147,455 digits each.
     base : str or None
         PostgreSQL's own name of a built-in type that is no array.
     modifier : int
@@ -93,6 +95,7 @@ class ColumnType:
     whole: bool = False
     collated: bool = False
     vector: bool = False
+    exact: bool = False
     base: str | None = None
     modifier: int = -1
 
@@ -131,4 +134,4 @@ def _column_type(
         )
     if depth > 1 or kind in ("text", "enum", "other"):
         return ColumnType(name, "other", virtual=virtual)
-    return ColumnType(name, "array", kind, virtual=virtual, whole=whole)
+    return ColumnType(name, "array", kind, virtual=virtual, whole=whole, exact=builtin == "numeric")

@@ -205,14 +205,14 @@ class Session:
         """
         arrays = (list, np.ndarray)
         row = [Float8Array(np.asarray(v)) if isinstance(v, arrays) else v for v in values]
-        command = self._escaped(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table))
+        command = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table)
         with encodable_text(), Cursor(self.driver) as cursor, cursor.copy(command) as copy:
             copy.set_types(types)
             copy.write_row(row)
 
     def copy_lines(self, table: sql.Identifier, lines: Iterable[str]) -> None:
         """Append rows by COPY, each a line of its text format with the line feed."""
-        command = self._escaped(sql.SQL("COPY {} FROM STDIN").format(table))
+        command = sql.SQL("COPY {} FROM STDIN").format(table)
         with encodable_text(), Cursor(self.driver) as cursor, cursor.copy(command) as copy:
             for line in lines:
                 copy.write(line)

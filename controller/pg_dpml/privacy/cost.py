@@ -269,6 +269,8 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
 
 def _pure_mu(epsilon: float) -> float:
     """The mu of a Gaussian release that tells two neighbours apart no worse than any (epsilon, 0) run."""
+    if epsilon < 1.0:  # where next to 1/2 a probability has lost its digits
+        return float(math.sqrt(8.0) * scipy.special.erfinv(math.tanh(0.5 * epsilon)))
     return float(-2.0 * scipy.special.ndtri_exp(-np.logaddexp(0.0, epsilon)))
 
 

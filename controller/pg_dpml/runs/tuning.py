@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TuneResult", "tune"]
 
+MOST_SCORED = 2**26
+"""Coefficients of all candidates, half of what one value of the server holds."""
+
 
 @dataclass(frozen=True)
 class TuneResult:
@@ -205,6 +208,11 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     )
     for plan in plans:
         plan.require_room(session, source)
+    if sum(plan.problem.n_weights for plan in plans) > MOST_SCORED:
+        raise SpecError(
+            f"all candidates are scored in one pass, with at most {MOST_SCORED:,} coefficients together: "
+            "take a smaller grid"
+        )
     guarantees = [plan.guarantee for plan in plans if plan.guarantee is not None]
     assert len(guarantees) == len(plans)  # privacy is not None
     used = sizes[-1] * data.max_rows_per_unit

@@ -158,7 +158,7 @@ class Column:
         require_name(self.indices, f"{where}: indices")
         if self.indices == self.name:
             raise SpecError(f"{where}: indices must be another column, with the places of these numbers")
-        if isinstance(self.first_index, bool) or self.first_index not in (0, 1):
+        if type(self.first_index) is not int or self.first_index not in (0, 1):
             raise SpecError(
                 f"{where}: say which index the first feature has in {shown(self.indices)}: first_index = 1, "
                 "as in svmlight files, or first_index = 0"

@@ -97,7 +97,7 @@ def load_svmlight(
     UnavailableError
         If the server cannot be reached.
     """
-    if isinstance(first_index, bool) or first_index not in (0, 1):
+    if type(first_index) is not int or first_index not in (0, 1):
         raise SpecError(f"--first-index must be 0 or 1, not {first_index!r}")
     report = progress or (lambda phase, done, total: None)
     loaded = Loaded(table.strip(), first_index)
