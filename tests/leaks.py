@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from pg_dpml import cli
 from pg_dpml.blocks.blocks import Blocks, GradientSums, GramSums
 from pg_dpml.database.session import Session
 from pg_dpml.kernels import Noise
-from pg_dpml.methods.primal_coordinate_descent import PrimalDescent
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.noise import output
 from pg_dpml.training import certified
@@ -283,8 +282,9 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
 
     def recorded_init(self: Job, blocks: Blocks, plan: Plan, *arguments: Any) -> None:
         plans[id(blocks)] = plan
-        if isinstance(plan.work, Scd | PrimalDescent):  # what a change that was clipped is
-            secrets.public.add(plan.work.update_clip)
+        # such as the grid of the noise, and what a change that was clipped is
+        for told in (plan.work.record(plan.problem.n_units), plan.noise and plan.noise.record()):
+            secrets.public.update(_numbers_of(told))
         init(self, blocks, plan, *arguments)
 
     def recorded_require_all(self: Job, *arguments: Any) -> None:
@@ -309,6 +309,17 @@ def record(monkeypatch: pytest.MonkeyPatch, secrets: Secrets) -> None:
         monkeypatch.setattr(Blocks, name, function)
     monkeypatch.setattr(Job, "__init__", recorded_init)
     monkeypatch.setattr(Job, "require_all", recorded_require_all)
+
+
+def _numbers_of(told: Any) -> Iterator[float]:
+    """The numbers of a JSON-ready value, without their signs."""
+    if isinstance(told, Mapping):
+        told = list(told.values())
+    if isinstance(told, list | tuple):
+        for part in told:
+            yield from _numbers_of(part)
+    elif isinstance(told, float):
+        yield abs(told)
 
 
 def _look(blocks: Blocks, plan: Plan | None, secrets: Secrets) -> None:
