@@ -224,6 +224,8 @@ def commands(encoding: str, folder: Path) -> list[list[str]]:
         str(folder / f"{name}.toml") for name in ("spec", "filtered", "denied", "grid")
     )
     page = str(folder / "page.html")
+    sparse = folder / "rows.svm"
+    sparse.write_text("1 1:0.5 3:2\n-1 2:1\n", encoding="utf-8")
     measured = ["evaluate", f"m {number}", "--table", table, "--format", "json"]
     return [
         ["inspect", table, "--label", "day", "--format", "json"],
@@ -233,6 +235,7 @@ def commands(encoding: str, folder: Path) -> list[list[str]]:
         ["plan", hidden, "--epsilon", "1"],
         ["plan", denied, "--epsilon", "1"],
         ["inspect", "denied"],
+        ["load", str(sparse), f'"loaded {category}"', "--format", "json"],
         ["train", one, "--method", "lbfgs", "--lambda", "0.01", "--name", f"m {number}", "--format", "json"],
         [*measured, "--public"],
         [*measured, "--owner"],
@@ -274,6 +277,7 @@ def answers(dsn: str, encoding: str, folder: Path, boss: psycopg.Connection) -> 
     """What all commands say, but for noise and times: their exit codes, answers and errors."""
     empty_registry(boss)
     boss.execute("DROP TABLE IF EXISTS predicted")
+    boss.execute(f'DROP TABLE IF EXISTS "loaded {WORDS[encoding][1]}"'.encode())
     found: Answers = []
     for command in commands(encoding, folder):
         if command[0] == "serve" and found[-1][1] == 0:
