@@ -66,8 +66,12 @@ class KernelJob:
         self.plan = plan
         self.blocks = KernelBlocks(blocks, plan.problem.n_features)
 
+    def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> GradientSums:
+        """The kernels skip no row."""
+        return self.blocks.gradient(weights, options)
+
     def require_all(self, rows: int) -> None:
-        """The kernels skip none."""
+        """As of `gradient`."""
 
     def report(self, phase: str, done: int, total: int) -> None:
         """Nobody looks."""

@@ -221,8 +221,7 @@ class MajorityPlan(Plan):
 
     def _gradient(self, job: Job, weights: FloatArray) -> FloatArray:
         """Of the intercepts of all classes."""
-        sums = job.blocks.gradient(weights.reshape(-1), loss_options(self.work.loss) | {"losses": False})
-        job.require_all(sums.rows)
+        sums = job.gradient(weights.reshape(-1), loss_options(self.work.loss) | {"losses": False})
         return (
             np.zeros(len(weights)) if sums.gradient is None else sums.gradient.reshape(weights.shape)[:, -1]
         )

@@ -287,8 +287,7 @@ def _walk(steps: int) -> float:
 
 def _gradient(job: Job, weights: FloatArray, work: AdaptiveDescent) -> FloatArray:
     """Un-noised sum of the gradients of all rows."""
-    sums = job.blocks.gradient(weights, work.gradient_options())
-    job.require_all(sums.rows)
+    sums = job.gradient(weights, work.gradient_options())
     return np.zeros_like(weights) if sums.gradient is None else sums.gradient
 
 
@@ -299,8 +298,7 @@ def _averaged(before: FloatArray, known: float, fresh: FloatArray, whole: float)
 
 def _losses(job: Job, candidates: FloatArray, work: AdaptiveDescent) -> list[Fraction]:
     """Un-noised sums of the clipped losses of all rows, with the regulariser, for each candidate."""
-    sums = job.blocks.gradient(candidates.reshape(-1), work.choice_options())
-    job.require_all(sums.rows)
+    sums = job.gradient(candidates.reshape(-1), work.choice_options())
     losses = np.zeros(len(candidates)) if sums.losses is None else sums.losses
     weight = 0.5 * work.lambda_ * job.plan.problem.n_units
     penalties = weight * np.einsum("ij,ij->i", candidates, candidates)

@@ -359,8 +359,7 @@ def _descend(
     weights, velocity, mean = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     first = descent.average_from or descent.steps
     for step in range(1, descent.steps + 1):
-        sums = job.blocks.gradient(folded(weights).reshape(-1), descent.options())
-        job.require_all(sums.rows)
+        sums = job.gradient(folded(weights).reshape(-1), descent.options())
         gradient = np.zeros(shape) if sums.gradient is None else folded(sums.gradient.reshape(shape))
         noisy = composed.release_gradient(gradient.reshape(-1), noise).reshape(shape)
         move = noisy / max(problem.n_units, 1) + descent.lambda_ * weights

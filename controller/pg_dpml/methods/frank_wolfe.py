@@ -101,8 +101,7 @@ class FrankWolfePlan(Plan):
         """Take the steps; of the rows each sees its choice alone."""
         descent, weights = self.work, np.zeros(self.problem.n_weights)
         for number in range(descent.steps):
-            sums = job.blocks.gradient(weights, descent.options())
-            job.require_all(sums.rows)
+            sums = job.gradient(weights, descent.options())
             if sums.gradient is not None:  # of an empty table the model is zero
                 errors = np.concatenate([sums.gradient, -sums.gradient])
                 descent.step(weights, number, choices.choose(errors, self.noise))

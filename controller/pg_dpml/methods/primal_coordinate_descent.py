@@ -122,8 +122,7 @@ class PrimalPlan(Plan):
         assert release is not None  # of every step
         weights = np.zeros(self.problem.n_weights)
         for step in range(descent.steps):
-            sums = job.blocks.gradient(weights, descent.options())
-            job.require_all(sums.rows)
+            sums = job.gradient(weights, descent.options())
             gradient = np.zeros_like(weights) if sums.gradient is None else sums.gradient / n_units
             batch = descent.batch(step, len(weights))
             change = descent.change(gradient[batch], weights[batch])

@@ -123,8 +123,7 @@ class PrivGenePlan(Plan):
         parents = np.zeros((2, self.problem.n_weights))
         for generation in range(work.generations):
             models = work.children(parents, work.change(generation))
-            sums = job.blocks.gradient(models.reshape(-1), work.options())
-            job.require_all(sums.rows)
+            sums = job.gradient(models.reshape(-1), work.options())
             job.report("pass", generation + 1, work.generations)
             if sums.losses is None:  # the model of an empty table is zero
                 continue

@@ -153,9 +153,8 @@ class Objective:
         only_gradient = options | {"losses": False}
 
         def gradient(weights: FloatArray) -> FloatArray:
-            sums = job.blocks.gradient(weights, only_gradient)
+            sums = job.gradient(weights, only_gradient)
             assert sums.gradient is not None  # there are rows
-            job.require_all(sums.rows)
             return sums.gradient / problem.n_units + self.lambda_ * weights + constant
 
         def hessian(weights: FloatArray) -> FloatArray:

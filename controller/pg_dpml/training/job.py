@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.blocks import Blocks, GradientSums
 from pg_dpml.errors import RunFailedError
 from pg_dpml.kernels import FloatArray
 from pg_dpml.training.plan import Plan
@@ -47,6 +47,12 @@ class Job:
     plan: Plan
     report: Progress
     _rows: int | None = field(default=None, init=False)
+
+    def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> GradientSums:
+        """Sums over all rows, by `Blocks.gradient`; an error as of `require_all`."""
+        sums = self.blocks.gradient(weights, options)
+        self.require_all(sums.rows)
+        return sums
 
     def require_all(self, rows: int, blocks: int | None = None) -> None:
         """Refuse a pass that did not see every packed row.
