@@ -19,14 +19,13 @@ from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.privacy.noise import adaptive
 from pg_dpml.privacy.noise.adaptive import AdaptiveNoise
-from pg_dpml.spec.data import MAX_WEIGHTS
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import clipped_loss, loss_options
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import HUGE, TINY, Real, option
-from pg_dpml.training.plan import Plan, Problem, privacy_warnings
+from pg_dpml.training.plan import Plan, Problem, privacy_warnings, require_models
 from pg_dpml.training.shared_options import RegularisedOptions
 
 __all__ = ["AdaptiveDescent", "AdaptivePlan", "DpAgd", "DpAgdOptions"]
@@ -240,11 +239,7 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
         passes = PASSES if options.passes is None else options.passes
         if passes < 2:
             raise SpecError(f"method = {self.name} needs passes of at least 2: a gradient and a choice")
-        if LENGTHS * problem.n_weights > MAX_WEIGHTS:
-            raise SpecError(
-                f"method = {self.name} takes at most {MAX_WEIGHTS // LENGTHS:,} coefficients, not "
-                f"{problem.n_weights:,}: take method = auto, frank-wolfe or dp-gd"
-            )
+        require_models(self.name, problem, LENGTHS)
         clipped = clipped_loss(problem, options, {"squared": NUMBER_CLIP}, CLIP)
         usual = NUMBER_LOSS_CLIP if problem.task == "regression" else LOSS_CLIP
         loss_clip = usual if options.loss_clip is None else options.loss_clip

@@ -16,17 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.privacy.noise import adaptive, choices
 from pg_dpml.privacy.noise.choices import ChoiceNoise
-from pg_dpml.spec.data import MAX_WEIGHTS
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import choose_loss, loss_options
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
-from pg_dpml.training.plan import Plan, Problem, privacy_warnings
+from pg_dpml.training.plan import Plan, Problem, privacy_warnings, require_models
 from pg_dpml.training.shared_options import LossOptions
 
 __all__ = ["Evolution", "PrivGene", "PrivGenePlan"]
@@ -172,11 +170,7 @@ class PrivGene(PrivateMethod[PrivGeneOptions]):
 
     def plan(self, problem: Problem, privacy: PrivacySpec, options: PrivGeneOptions) -> PrivGenePlan:
         """Fix the generations and the noise."""
-        if MODELS * problem.n_weights > MAX_WEIGHTS:
-            raise SpecError(
-                f"method = {self.name} takes at most {MAX_WEIGHTS // MODELS:,} coefficients, not "
-                f"{problem.n_weights:,}: take method = auto, frank-wolfe or dp-gd"
-            )
+        require_models(self.name, problem, MODELS)
         loss = choose_loss(problem, options, {})
         delta = privacy.delta_for(problem.n_units)
         work = Evolution(loss, MODELS, options.passes or GENERATIONS, LOSS_CLIP * _zero_loss(loss))

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise.base import RunNoise
+from pg_dpml.spec.data import MAX_WEIGHTS
 from pg_dpml.spec.privacy import PrivacySpec
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = [
     "Work",
     "budget_warnings",
     "privacy_warnings",
+    "require_models",
 ]
 
 WARN_BUDGET = 20.0
@@ -153,6 +156,20 @@ def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> li
     if privacy.epsilon > 20.0:
         found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
     return found
+
+
+def require_models(method: str, problem: Problem, models: int) -> None:
+    """Refuse a model so large that a pass cannot take so many of them at once.
+
+    Raises
+    ------
+    SpecError
+    """
+    if models * problem.n_weights > MAX_WEIGHTS:
+        raise SpecError(
+            f"method = {method} takes at most {MAX_WEIGHTS // models:,} coefficients, not "
+            f"{problem.n_weights:,}: take method = auto, frank-wolfe or dp-gd"
+        )
 
 
 def budget_warnings(problem: Problem, budget: float) -> list[str]:
