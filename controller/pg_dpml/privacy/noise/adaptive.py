@@ -33,6 +33,7 @@ __all__ = [
     "loss_spread",
     "release_gradient",
     "run_rho",
+    "sums_rounding",
 ]
 
 
@@ -216,9 +217,27 @@ def loss_spread(loss_clip: float, relation: Relation, n_units: int, max_rows_per
     Source: privacy/README.md, "Adaptive gradient descent".
     """
     of_unit = Fraction(loss_clip) * max_rows_per_unit
-    # half for each of the two runs
-    rounding = n_units * of_unit * Fraction(composed.sum_rounding(max_rows_per_unit)) / 2
+    rounding = sums_rounding(of_unit, n_units, max_rows_per_unit)
     return math.nextafter(float(selection.score_spread(of_unit, relation, rounding)), math.inf)
+
+
+def sums_rounding(of_unit: Fraction, n_units: int, max_rows_per_unit: int) -> Fraction:
+    """Bound on the rounding of one sum over all rows, each unit of which adds a number of at most this size.
+
+    Parameters
+    ----------
+    of_unit : Fraction
+    n_units : int
+        n, units of privacy.
+    max_rows_per_unit : int
+        m.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Full-batch gradients".
+    """
+    # half of what is for two runs
+    return n_units * of_unit * Fraction(composed.sum_rounding(max_rows_per_unit)) / 2
 
 
 def calibrate(

@@ -15,7 +15,7 @@ from typing import ClassVar
 from pg_dpml.kernels import FloatArray
 from pg_dpml.privacy import cost, selection
 from pg_dpml.privacy.gaussian import ROUND_UP
-from pg_dpml.privacy.noise import adaptive, composed
+from pg_dpml.privacy.noise import adaptive
 from pg_dpml.privacy.noise.base import Recorded
 from pg_dpml.privacy.releases import AdaptiveRun, GaussianRun
 from pg_dpml.spec.relation import Relation
@@ -135,8 +135,7 @@ def sums_spread(bound: float, relation: Relation, n_units: int, max_rows_per_uni
     Source: privacy/README.md, "Frank-Wolfe".
     """
     of_unit = Fraction(bound) * max_rows_per_unit
-    # half for each of the two runs
-    rounding = n_units * of_unit * Fraction(composed.sum_rounding(max_rows_per_unit)) / 2
+    rounding = adaptive.sums_rounding(of_unit, n_units, max_rows_per_unit)
     return math.nextafter(float(selection.signed_spread(of_unit, relation, rounding)), math.inf)
 
 
