@@ -233,8 +233,6 @@ def _names(column: Mapping[str, Any]) -> Sequence[str]:
     """Names of the features of an encoded column."""
     if column["kind"] == "category":
         return [f"{column['name']}={level}" for level in column["levels"]]
-    if column["kind"] == "sparse":
-        return _Numbered(column["name"], column.get("first_index", 1), column["length"])
     if column.get("image") is not None:
         image = column["image"]
         pixels = (
@@ -243,8 +241,8 @@ def _names(column: Mapping[str, Any]) -> Sequence[str]:
             for place in range(0, image["columns"], image["stride"])
         )
         return [f"{column['name']}[{row + 1},{place + 1}]" for row, place in pixels]
-    if column["kind"] == "array":
-        return [f"{column['name']}[{i + 1}]" for i in range(column["length"])]
+    if column["kind"] in ("array", "sparse"):
+        return _Numbered(column["name"], column.get("first_index", 1), column["length"])
     return [column["name"]]
 
 

@@ -13,6 +13,12 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.names import shown
 from pg_dpml.spec.checks import LONGEST_LEVEL
 
+__all__ = [
+    "count_units",
+    "from_clause",
+    "record_of",
+]
+
 _MOST_DIGITS = 2**17
 """On either side of the point, of a numeric."""
 
@@ -24,12 +30,6 @@ _TOO_LONG = sql.SQL(
     "(pg_catalog.abs(v.number) >= pg_catalog.pow(10::pg_catalog.numeric, {digits}) OR "
     "pg_catalog.scale(v.number) > {digits})) FROM pg_catalog.unnest({array}) AS v (number)), false)"
 )
-
-__all__ = [
-    "count_units",
-    "from_clause",
-    "record_of",
-]
 
 
 def from_clause(source: Source) -> sql.Composed:
