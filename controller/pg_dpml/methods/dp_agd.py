@@ -85,8 +85,7 @@ class AdaptiveDescent:
 
     def gradient_options(self) -> dict[str, Any]:
         """Options of the aggregate for a sum of gradients."""
-        options = loss_options(self.loss) | {"losses": False}
-        return options | ({"gradient_clip": self.gradient_clip} if math.isfinite(self.gradient_clip) else {})
+        return loss_options(self.loss, self.gradient_clip) | {"losses": False}
 
     def choice_options(self) -> dict[str, Any]:
         """Options of the aggregate for the losses of all candidates."""

@@ -123,9 +123,7 @@ class Descent:
 
     def options(self) -> dict[str, Any]:
         """The aggregate's options; only public numbers."""
-        options = loss_options(self.loss) | {"losses": False}
-        if math.isfinite(self.gradient_clip):
-            options["gradient_clip"] = self.gradient_clip
+        options = loss_options(self.loss, self.gradient_clip) | {"losses": False}
         if math.isfinite(self.unit_clip):
             options |= {"unit_clip": self.unit_clip, "max_rows_per_unit": self.max_rows_per_unit}
         return options

@@ -22,7 +22,7 @@ from pg_dpml.privacy.noise.choices import ChoiceNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.job import Job, Result
-from pg_dpml.training.losses import choose_loss, loss_options
+from pg_dpml.training.losses import choose_loss, loss_at_zero, loss_options
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings, require_models
 from pg_dpml.training.shared_options import LossOptions
@@ -173,15 +173,10 @@ class PrivGene(PrivateMethod[PrivGeneOptions]):
         require_models(self.name, problem, MODELS)
         loss = choose_loss(problem, options, {})
         delta = privacy.delta_for(problem.n_units)
-        work = Evolution(loss, MODELS, options.passes or GENERATIONS, LOSS_CLIP * _zero_loss(loss))
+        work = Evolution(loss, MODELS, options.passes or GENERATIONS, LOSS_CLIP * loss_at_zero(loss))
         spread = adaptive.loss_spread(
             work.loss_clip, privacy.relation, problem.n_units, problem.max_rows_per_unit
         )
         noise = choices.calibrate(spread, work.choices, work.models, privacy.epsilon, delta)
         warnings = tuple(privacy_warnings(problem, privacy, delta))
         return PrivGenePlan(self.name, problem, work, problem.guarantee(privacy, delta), noise, warnings)
-
-
-def _zero_loss(loss: Loss) -> float:
-    """Loss of a row with a label of size 1, in all classes, at scores of 0."""
-    return math.log(loss.n_classes) if loss.kind == "softmax" else loss.n_classes * loss.value(0.0, 1.0)

@@ -19,7 +19,7 @@ import numpy as np
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FOLD_ROWS, MAX_GRAM_FEATURES, FloatArray, Loss
 from pg_dpml.training.job import Job
-from pg_dpml.training.losses import loss_options
+from pg_dpml.training.losses import loss_at_zero, loss_options
 from pg_dpml.training.minimise import Goal, minimise
 from pg_dpml.training.plan import Problem
 
@@ -78,16 +78,11 @@ class Objective:
         """
         if self.lambda_ == 0.0:
             return math.inf
-        at_zero = (
-            math.log(self.loss.n_classes)
-            if self.loss.kind == "softmax"
-            else self.loss.n_classes * self.loss.value(0.0, 1.0)
-        )
         linear, m = self.linear_norm, self.max_rows_per_unit
         return min(
             (m * self.loss.lipschitz + linear) / self.lambda_,
             linear / self.lambda_
-            + math.hypot(linear / self.lambda_, math.sqrt(2.0 * m * at_zero / self.lambda_)),
+            + math.hypot(linear / self.lambda_, math.sqrt(2.0 * m * loss_at_zero(self.loss) / self.lambda_)),
         )
 
     def rounding(self, norm: float, n_features: int) -> float:

@@ -20,6 +20,7 @@ __all__ = [
     "choose_loss",
     "clipped_at_zero",
     "clipped_loss",
+    "loss_at_zero",
     "loss_options",
     "losses_of",
     "require_one_score",
@@ -180,8 +181,13 @@ def require_one_score(method: str, problem: Problem, others: str) -> None:
         )
 
 
-def loss_options(loss: Loss) -> dict[str, Any]:
-    """A loss as options of an aggregate."""
+def loss_at_zero(loss: Loss) -> float:
+    """Loss of a row with a label of size 1 at scores of 0, of all classes together."""
+    return math.log(loss.n_classes) if loss.kind == "softmax" else loss.n_classes * loss.value(0.0, 1.0)
+
+
+def loss_options(loss: Loss, gradient_clip: float = math.inf) -> dict[str, Any]:
+    """A loss, and a bound on the norm of its derivatives in a row's scores, as options of an aggregate."""
     options: dict[str, Any] = {"loss": loss.kind}
     if loss.n_classes > 1:
         options["classes"] = loss.n_classes
@@ -189,4 +195,6 @@ def loss_options(loss: Loss) -> dict[str, Any]:
         options["huber_h"] = loss.huber_h
     if math.isfinite(loss.clip):
         options["clip"] = loss.clip
+    if math.isfinite(gradient_clip):
+        options["gradient_clip"] = gradient_clip
     return options

@@ -89,7 +89,7 @@ class Sgd:
 
     def options(self, n_units: int) -> dict[str, Any]:
         """The aggregate's options; only public numbers."""
-        options = loss_options(self.loss) | {
+        options = loss_options(self.loss, self.gradient_clip) | {
             "lambda": self.lambda_,
             "batch_size": self.batch_size,
             "schedule": self.schedule.kind,
@@ -109,8 +109,6 @@ class Sgd:
             options["capped"] = False
         if self.momentum > 0.0:
             options["momentum"] = self.momentum
-        if math.isfinite(self.gradient_clip):
-            options["gradient_clip"] = self.gradient_clip
         if self.noise is not None:
             options |= {"noise": self.noise, "noise_scale": self.noise_scale}
         if self.sampling is not None:
