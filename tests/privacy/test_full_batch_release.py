@@ -324,7 +324,7 @@ def test_every_run_draws_fresh_noise() -> None:
 def test_the_condition_of_every_released_matrix_is_as_planned() -> None:
     """Whatever the noise: P is within what rows are scaled for, and no stored row is longer than 1."""
     rng = np.random.default_rng(3)
-    for n, d, epsilon in ((50, 3, 0.01), (50, 3, 100.0), (2000, 8, 1.0), (20_000, 8, 99.0)):
+    for n, d, epsilon in ((50, 3, 0.01), (50, 3, 100.0), (2000, 8, 1.0), (20_000, 8, 99.0)) * 20:
         problem = Problem(n, d, 1, "binary")
         plan = decide(problem, PrivacySpec(epsilon, 1e-9), TrainSpec(method="whitened-dp-gd", passes=1))
         assert isinstance(plan.work, dp_gd.Descent)
