@@ -137,6 +137,43 @@ def test_compile_errors_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         extension.build_module(find_pg_config(16), sources, [], tmp_path)
 
 
+def test_a_server_of_the_system_is_compiled_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By its PGXS, which a shell script stands for; and anew when pg_config says something else."""
+    programs, cache = tmp_path / "bin", tmp_path / "cache"
+    programs.mkdir()
+    (tmp_path / "server").mkdir()
+    for name in ("pgxs.mk", "server/postgres.h"):
+        (tmp_path / name).touch()
+    make = programs / "make"
+    make.write_text(
+        "#!/bin/sh\n"
+        f"echo made >>{tmp_path}/log\n"
+        "for word; do case $word in DESTDIR=*) folder=${word#DESTDIR=}/lib ;; esac; done\n"
+        "mkdir -p $folder && echo module >$folder/pg_dpml.so\n",
+        encoding="utf-8",
+    )
+    make.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(shutil, "which", lambda name: str(make) if name == "make" else None)
+    said = {
+        "VERSION": "PostgreSQL 15.1",
+        "INCLUDEDIR-SERVER": f"{tmp_path}/server",
+        "PGXS": f"{tmp_path}/pgxs.mk",
+        "PKGLIBDIR": "/lib",
+    }
+    monkeypatch.setattr(extension, "pg_config_paths", lambda _: dict(said))
+    modules = set()
+    for flags in ("-O2", "-O2", "-O3"):
+        said["CFLAGS"] = flags
+        module = extension.build_module(
+            Path("pg_config"), extension.Sources.find(), [cache], tmp_path, pgxs=True
+        )
+        assert module.read_text(encoding="utf-8") == "module\n"
+        modules.add(module)
+    assert modules == set(cache.iterdir())
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "made\nmade\n"
+
+
 @pytest.mark.slow
 def test_install_needs_the_right_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)

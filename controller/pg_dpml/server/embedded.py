@@ -28,8 +28,6 @@ from pg_dpml.server.extension import (
     copy_extension,
     pg_config_paths,
     prebuilt_module,
-    replace_file,
-    stage_extension,
     tail,
 )
 from pg_dpml.server.host import Account, ProgramTree, make_folder, run_as, temporary_folder, user_cache
@@ -244,17 +242,10 @@ class EmbeddedServer:
         sources = Sources.find()
         with tempfile.TemporaryDirectory(prefix="build-", dir=self.folder) as scratch:
             module = prebuilt_module(pg_config, sources)
-            if module is None and wheel:
+            if module is None:
                 caches = [user_cache(), self.folder / "modules"]
-                module = build_module(pg_config, sources, caches, Path(scratch))
-            if module is not None:
-                copy_extension(module, sources, tree.path("PKGLIBDIR"), tree.path("SHAREDIR"))
-                return
-            stage_extension(pg_config, sources, Path(scratch))
-            staged = Path(scratch) / tree.prefix.relative_to("/")
-            for source in staged.rglob("pg_dpml*"):
-                if source.is_file():
-                    replace_file(source, tree.copy / source.relative_to(staged))
+                module = build_module(pg_config, sources, caches, Path(scratch), pgxs=not wheel)
+            copy_extension(module, sources, tree.path("PKGLIBDIR"), tree.path("SHAREDIR"))
 
     def _make_cluster(self, tree: ProgramTree) -> None:
         if not self._data.is_dir():

@@ -35,7 +35,6 @@ __all__ = [
     "prebuild",
     "prebuilt_module",
     "replace_file",
-    "stage_extension",
     "tail",
 ]
 
@@ -140,8 +139,10 @@ def prebuild(pg_configs: Iterable[Path], sources: Sources, server: Path) -> None
             replace_file(module, server / "prebuilt" / _prebuilt(pg_config, sources))
 
 
-def build_module(pg_config: Path, sources: Sources, caches: Iterable[Path | None], scratch: Path) -> Path:
-    """Compile the server module for a server, by cffi; no make and no PGXS.
+def build_module(
+    pg_config: Path, sources: Sources, caches: Iterable[Path | None], scratch: Path, *, pgxs: bool = False
+) -> Path:
+    """Compile the server module for a server.
 
     Parameters
     ----------
@@ -153,6 +154,8 @@ def build_module(pg_config: Path, sources: Sources, caches: Iterable[Path | None
         Where modules compiled before may be: the first that can be written is used.
     scratch : Path
         Folder for the objects, and for the module when there is no cache.
+    pgxs : bool
+        By PGXS, with the flags of the server's own build, which needs make; by cffi otherwise.
 
     Returns
     -------
@@ -161,14 +164,20 @@ def build_module(pg_config: Path, sources: Sources, caches: Iterable[Path | None
     """
     config = pg_config_paths(pg_config)
     includes = Path(config["INCLUDEDIR-SERVER"])
-    if not (includes / "postgres.h").is_file():
+    if not pgxs and not (includes / "postgres.h").is_file():
         raise DpmlError(f"PostgreSQL's server headers are missing: no postgres.h in {includes}")
-    name = sources.digest(config["VERSION"], sysconfig.get_platform(), os.environ.get("CC", ""))
+    # PGXS takes the flags that pg_config tells, and its rules from our Makefile.
+    server = [str(config), (sources.server / "Makefile").read_text()] if pgxs else [config["VERSION"]]
+    name = sources.digest(*server, sysconfig.get_platform(), os.environ.get("CC", ""))
     folder = next(filter(_writable, caches), None) or scratch
     module = folder / f"pg_dpml-{name}.so"
     if not module.is_file():
         with tempfile.TemporaryDirectory(prefix="build-", dir=scratch) as build:
-            built = _compile(sources, includes, Path(build))
+            if pgxs:
+                _pgxs(pg_config, sources, Path(build), [f"DESTDIR={build}"])
+                built = Path(build) / Path(config["PKGLIBDIR"]).relative_to("/") / "pg_dpml.so"
+            else:
+                built = _compile(sources, includes, Path(build))
             replace_file(built, module)  # in one step: another process may be doing the same
     return module
 
@@ -258,11 +267,6 @@ def replace_file(source: Path, target: Path) -> None:
     partial.replace(target)
 
 
-def stage_extension(pg_config: Path, sources: Sources, folder: Path) -> None:
-    """Build by PGXS and install below `folder`, as a package builder does with DESTDIR."""
-    _pgxs(pg_config, sources, folder, [f"DESTDIR={folder}"])
-
-
 def install_extension(pg_config: Path) -> None:
     """Install into the server that `pg_config` belongs to, whose folders must be ours to write into.
 
@@ -302,6 +306,7 @@ def _pgxs(pg_config: Path, sources: Sources, scratch: Path, variables: list[str]
         # Debian's PGXS would also make bitcode, by a clang that need not be there.
         command = [
             make,
+            f"-j{os.cpu_count() or 1}",
             "-C",
             f"{build}/udas",
             f"PG_CONFIG={pg_config}",
