@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -241,6 +242,50 @@ def pack_csr(
     return _pack("csr", n_features, labels, parts)
 
 
+@lru_cache(maxsize=16)
+def _sgd_options(
+    *,
+    loss: Loss,
+    schedule: Schedule,
+    lambda_: float,
+    radius: float,
+    average_from: int,
+    n_features: int,
+    batch_size: int,
+    by_unit: bool,
+    noise: str,
+    noise_scale: float,
+    gradient_clip: float,
+    momentum: float,
+) -> Any:
+    """The options as the kernels read them, kept for the many passes of a test that have the same."""
+    require(0.0 <= lambda_ < math.inf, "lambda must be in [0, inf)")
+    require(radius > 0.0, "radius must be in (0, inf]")
+    require(1 <= batch_size < 2**31, "batch_size must be at least 1")
+    require(1 <= n_features <= lib.DPML_MAX_FEATURES, "n_features is out of range")
+    require(average_from >= 0, "average_from must be at least 0")
+    require(noise in _STEP_NOISES, f"noise must be one of {', '.join(_STEP_NOISES)}")
+    require(gradient_clip > 0.0, "gradient_clip must be in (0, inf]")
+    require(0.0 <= momentum < 1.0, "momentum must be in [0, 1)")
+    return ffi.new(
+        "DpmlSgdOptions *",
+        {
+            "loss": loss.c_fields(),
+            "schedule": schedule.c_fields(),
+            "lambda": lambda_,
+            "radius": radius,
+            "average_from": average_from,
+            "n_features": n_features,
+            "batch_size": batch_size,
+            "by_unit": by_unit,
+            "noise": _STEP_NOISES[noise],
+            "noise_scale": noise_scale,
+            "gradient_clip": gradient_clip,
+            "momentum": momentum,
+        },
+    )
+
+
 class _Pass:
     """One pass of the SGD kernel and the memory it works in."""
 
@@ -265,35 +310,25 @@ class _Pass:
         momentum: float = 0.0,
         velocity: npt.ArrayLike | None = None,
     ) -> None:
-        require(0.0 <= lambda_ < math.inf, "lambda must be in [0, inf)")
-        require(radius > 0.0, "radius must be in (0, inf]")
-        require(1 <= batch_size < 2**31, "batch_size must be at least 1")
-        require(1 <= n_features <= lib.DPML_MAX_FEATURES, "n_features is out of range")
-        require(steps >= 0 and average_from >= 0, "steps and average_from must be at least 0")
-        require(noise in _STEP_NOISES, f"noise must be one of {', '.join(_STEP_NOISES)}")
+        require(steps >= 0, "steps must be at least 0")
         require(
             noise == "none" or (0.0 < noise_scale < math.inf and noise_key is not None),
             "noise needs noise_scale in (0, inf) and noise_key",
         )
         require(noise_key is None or len(noise_key) == 32, "noise_key must have 32 bytes")
-        require(gradient_clip > 0.0, "gradient_clip must be in (0, inf]")
-        require(0.0 <= momentum < 1.0, "momentum must be in [0, 1)")
-        self._options = ffi.new(
-            "DpmlSgdOptions *",
-            {
-                "loss": loss.c_fields(),
-                "schedule": schedule.c_fields(),
-                "lambda": lambda_,
-                "radius": radius,
-                "average_from": average_from,
-                "n_features": n_features,
-                "batch_size": batch_size,
-                "by_unit": by_unit,
-                "noise": _STEP_NOISES[noise],
-                "noise_scale": noise_scale,
-                "gradient_clip": gradient_clip,
-                "momentum": momentum,
-            },
+        self._options = _sgd_options(
+            loss=loss,
+            schedule=schedule,
+            lambda_=lambda_,
+            radius=radius,
+            average_from=average_from,
+            n_features=n_features,
+            batch_size=batch_size,
+            by_unit=by_unit,
+            noise=noise,
+            noise_scale=noise_scale,
+            gradient_clip=gradient_clip,
+            momentum=momentum,
         )
         self._size = loss.n_classes * n_features
         self._memory = ffi.new("char[]", lib.dpml_sgd_memory(self._options))
@@ -398,6 +433,12 @@ class Store:
         return state
 
 
+@lru_cache(maxsize=2)
+def store_of(blocks: tuple[bytes, ...], n_features: int, by_unit: bool) -> Store:
+    """The records, kept for the many passes of a test over the same rows, with duals of the last pass."""
+    return Store(blocks, n_features, by_unit=by_unit)
+
+
 def sgd_poisson(
     blocks: Iterable[bytes],
     *,
@@ -429,7 +470,7 @@ def sgd_poisson(
     require(n_steps >= 1 and 0.0 < sampling <= 1.0, "n_steps must be at least 1, sampling in (0, 1]")
     require(len(coin_key) == 32, "coin_key must have 32 bytes")
     run = _Pass(n_features, **options)
-    store = Store(blocks, n_features, by_unit=bool(options.get("by_unit")))
+    store = store_of(tuple(blocks), n_features, bool(options.get("by_unit")))
     state = store.poisson(sampling, n_steps, coin_key)
     while lib.dpml_poisson_sgd(state, run.state, 1000):
         pass

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pg_dpml.kernels import FloatArray, Loss, ffi, lib, pointer, require
-from replay import Store, view_of
+from replay import store_of, view_of
 
 __all__ = [
     "Pass",
@@ -185,7 +185,7 @@ def scd_poisson(
 ) -> Pass:
     """Steps over Poisson batches; parameters as in replay.sgd_poisson, options as in scd_rows."""
     run = _Run(n_features, **options)
-    store = Store(blocks, n_features, by_unit=bool(options.get("by_unit")))
+    store = store_of(tuple(blocks), n_features, bool(options.get("by_unit")))
     for record, dual in zip(store.records, _duals(duals, len(store.records)), strict=True):
         lib.dpml_record_set_dual(record, dual)
     state = store.poisson(sampling, n_steps, coin_key)

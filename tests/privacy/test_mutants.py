@@ -1055,6 +1055,8 @@ def try_mutant(mutant: Mutant, sound: Path) -> tuple[int, str]:
     file = place_of(mutant, copy)
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
+        compiled.unlink()
     if file.suffix in (".c", ".h"):
         mutation.compile_changed(copy, file)
     result = mutation.run_tests(copy, mutant.test)
