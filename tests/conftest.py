@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -53,13 +54,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked long. It counts as deselected, not as passed and not as skipped."""
-    if config.getoption("--long"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("long")]
+    """Leave out what is marked long, and of `dealt` cases all but one major each.
+
+    They count as deselected, not as passed and not as skipped.
+    """
+    long, majors = config.getoption("--long"), _majors(config)
+    left_out = {
+        item
+        for item in items
+        if (item.get_closest_marker("long") and not long) or _is_dealt_to_another(item, majors)
+    }
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def _is_dealt_to_another(item: pytest.Item, majors: list[int]) -> bool:
+    """Whether a case of a test marked `dealt` is for another major than this one, by a hash of its name."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("dealt") is None:
+        return False
+    major = item.callspec.params["server"]
+    case = item.name.replace(f"pg{major}", "")
+    return majors[zlib.crc32(case.encode()) % len(majors)] != major
 
 
 @pytest.fixture(scope="session")

@@ -216,6 +216,7 @@ CASES = [
 ]
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(("task", "training", "clip"), CASES)
 @pytest.mark.parametrize("relation", Relation)
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd"])

@@ -389,6 +389,7 @@ def expect_the_same(databases: Databases, plainly: Plainly, folder: Path, combin
         assert one[: 3 if translated else 4] == other[: 3 if translated else 4]
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("combination", well_spread(), ids=str)
 def test_every_command_answers_alike_in_a_sample_of_surroundings(
     databases: Databases, plainly: Plainly, folder: Path, combination: Combination

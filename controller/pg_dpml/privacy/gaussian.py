@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -67,6 +68,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     return max(0.0, float(np.exp(first) - np.exp(second)))
 
 
+@functools.lru_cache(maxsize=1024)
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Largest mu for which a Gaussian release is (epsilon, delta)-private.
 
