@@ -71,7 +71,8 @@ def _run(copy: Path, tests: tuple[str, ...], report: Path) -> None:
     ours = {str(ROOT), str(ROOT / "controller"), str(ROOT / "tests"), ""}
     sys.path[:] = [str(copy / "controller"), *(path for path in sys.path if path not in ours)]
     os.environ["PYTHONPATH"] = sys.path[0]
-    sys.dont_write_bytecode = False  # a copy of a copy finds all modules compiled, but for what was changed
+    # A copy of a copy finds all modules compiled, but for what was changed.
+    sys.dont_write_bytecode, sys.pycache_prefix = False, None
     with report.open("w", encoding="utf-8") as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)

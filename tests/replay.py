@@ -310,12 +310,6 @@ class _Pass:
         momentum: float = 0.0,
         velocity: npt.ArrayLike | None = None,
     ) -> None:
-        require(steps >= 0, "steps must be at least 0")
-        require(
-            noise == "none" or (0.0 < noise_scale < math.inf and noise_key is not None),
-            "noise needs noise_scale in (0, inf) and noise_key",
-        )
-        require(noise_key is None or len(noise_key) == 32, "noise_key must have 32 bytes")
         self._options = _sgd_options(
             loss=loss,
             schedule=schedule,
@@ -330,6 +324,12 @@ class _Pass:
             gradient_clip=gradient_clip,
             momentum=momentum,
         )
+        require(steps >= 0, "steps must be at least 0")
+        require(
+            noise == "none" or (0.0 < noise_scale < math.inf and noise_key is not None),
+            "noise needs noise_scale in (0, inf) and noise_key",
+        )
+        require(noise_key is None or len(noise_key) == 32, "noise_key must have 32 bytes")
         self._size = loss.n_classes * n_features
         self._memory = ffi.new("char[]", lib.dpml_sgd_memory(self._options))
         self.state = ffi.new("DpmlSgd *")
