@@ -15,7 +15,7 @@ import pytest
 
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Noise
-from pg_dpml.methods import whitened_dp_gd
+from pg_dpml.methods import whitened_dp_gd, whitening
 from pg_dpml.methods.dp_gd import Descent
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.noise import composed
@@ -111,34 +111,105 @@ def test_the_recipe_on_adult() -> None:
     mu = gaussian.gaussian_mu(0.1, 1 / n**2)
     stddev = math.sqrt(2) / (n * math.sqrt(0.1) * mu)
     assert work.steps == 10
-    assert work.momentum == 0.5
+    assert (work.momentum, work.most_momentum) == (0.5, 0.5)
     assert parts(descend(privacy=PrivacySpec(1.0)))[0].steps == math.ceil(
         n * gaussian.gaussian_mu(1.0, 1 / n**2) / 200
     )
     most = parts(descend(privacy=PrivacySpec(8.0)))[0]
-    assert (most.steps, most.momentum) == (60, 0.5)
+    assert (most.steps, most.momentum, most.most_momentum) == (60, 0.5, 0.9)
     assert work.whitening is not None
+    assert work.whitening.stddev == pytest.approx(stddev, rel=1e-4)
     assert work.whitening.ridge == pytest.approx(0.5 * stddev * math.sqrt(2 * d), rel=1e-4)
     assert work.tau == pytest.approx(min(n * math.sqrt(0.9) * mu, 3 * 10 / (0.25 * 1.5 / d)))
     assert noise.score_stddev == pytest.approx(1.0)
-    assert work.step_size() == pytest.approx(0.5 * min(work.tau, 3 * 10 / 0.25) / 10)
-    assert work.step_size(0.01) == pytest.approx(0.5 * min(work.tau, 3 * 10 / (0.25 * 0.015)) / 10)
+    for largest, curvature in ((1.0, 0.25), (0.01, 0.25 * 0.015)):
+        momentum, eta = work.pace(largest)
+        assert momentum == 0.5
+        assert eta == pytest.approx(0.5 * min(work.tau, 3 * 10 / curvature) / 10)
     assert work.average_from == 8
     assert work.passes == 12
 
 
-def test_many_rows_take_fewer_steps_of_more_momentum() -> None:
+def test_momentum_rises_where_the_length_needs_it() -> None:
+    """Up to what the number of steps allows; the steps of a small table are many."""
+    small = dataclasses.replace(ADULT, n_units=8_000, n_features=7)
+    work = parts(descend(small, PrivacySpec(5.0)))[0]
+    assert (work.steps, work.most_momentum) == (60, 0.9)
+    seen = []
+    for largest in (1 / 700, 1 / 70, 1 / 7, 1.0):
+        momentum, eta = work.pace(largest)
+        length = eta * work.steps / (1.0 - momentum)
+        curvature = 0.25 * min(1.0, 1.5 * largest)
+        reach = work.steps * (1.0 + momentum) / ((1.0 - momentum) * curvature)
+        assert length == pytest.approx(min(work.tau, reach))
+        seen.append(momentum)
+        assert length == pytest.approx(work.tau) or momentum == 0.9
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (0.5, 0.9)
+    for passes, most in ((5, 0.5), (8, 0.5), (16, 0.75), (39, 0.75), (40, 0.9)):
+        assert parts(descend(small, passes=passes))[0].most_momentum == most
+
+
+def test_many_rows_take_fewer_steps() -> None:
     def steps(n_units: int, epsilon: float, passes: int | None = None) -> tuple[int, float]:
         problem = dataclasses.replace(COVERTYPE, n_units=n_units)
         work = parts(descend(problem, PrivacySpec(epsilon, 1e-11), passes=passes))[0]
-        longest = (1 + work.momentum) / (1 - work.momentum) * work.steps * problem.n_features / 0.75
+        most = work.most_momentum
+        longest = (1 + most) / (1 - most) * work.steps * problem.n_features / 0.75
         assert work.tau <= longest * (1 + 1e-9)
-        return work.steps, work.momentum
+        return work.steps, most
 
-    assert steps(199_999, 1.0) == (60, 0.5)
+    assert steps(199_999, 1.0) == (60, 0.9)
     assert steps(200_000, 1.0) == (20, 0.75)
     assert steps(200_000, 0.01) == (10, 0.5)
-    assert steps(200_000, 1.0, passes=60) == (60, 0.5)
+    assert steps(200_000, 1.0, passes=60) == (60, 0.9)
+
+
+@pytest.mark.parametrize(("loss", "widest"), [("logistic", 1.0), ("squared", 2.0), ("softmax", math.sqrt(2))])
+@pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd"])
+def test_a_clip_widens_with_the_budget(method: str, loss: str, widest: float) -> None:
+    """From that of the zero model to the loss's own bound; one that is given stays."""
+    problem = dataclasses.replace(PROBLEMS[loss], n_units=100_000, n_features=5)
+    seen = []
+    for epsilon in np.geomspace(0.001, 100.0, 40):
+        plan = descend(problem, PrivacySpec(float(epsilon), 1e-9), method=method, loss=loss)
+        work, noise, gradient = parts(plan)
+        clip = gradient.sensitivity / 2.0
+        narrow = math.sqrt(1 - 1 / problem.n_outputs) if loss == "softmax" else 0.5
+        mu = math.sqrt(1.0 if method == "dp-gd" else 0.9) * noise.mu
+        budget = problem.n_units * mu / (2.0 * narrow * problem.n_weights)
+        assert clip == pytest.approx(min(max(budget / 800, 1.0) * narrow, widest))
+        assert min(work.loss.lipschitz, work.gradient_clip) == pytest.approx(clip)
+        seen.append(clip / narrow)
+    assert seen[0] == 1.0
+    assert seen[-1] == pytest.approx(min(widest / narrow, 4.0))
+    given = descend(problem, PrivacySpec(100.0, 1e-9), method=method, loss=loss, clip=0.25)
+    assert parts(given)[2].sensitivity == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("d", [1, 2, 10, 300])
+def test_eigenvalues_of_noise_alone_are_made_equal(d: int) -> None:
+    """And those of a matrix that the noise hides; what stands out stays as it is."""
+    rng = np.random.default_rng(d)
+    kept, moved = [], []
+    for _ in range(20):
+        noise = np.triu(rng.normal(size=(d, d)), 1) / math.sqrt(2.0)
+        noise = noise + noise.T + np.diag(rng.normal(size=d))
+        values = np.linalg.eigvalsh(noise + np.eye(d)).astype(np.float64)
+        smooth = whitening.smoothed(values, 1.0)
+        assert np.all(np.diff(smooth) >= -1e-12)
+        assert np.mean(smooth) == pytest.approx(np.mean(values))
+        moved.append(np.var(smooth) / max(float(np.var(values)), 1e-300))
+        spike = np.zeros((d, d))
+        spike[0, 0] = 20.0 * math.sqrt(2.0 * d)
+        values = np.linalg.eigvalsh(noise + spike).astype(np.float64)
+        kept.append(whitening.smoothed(values, 1.0)[-1] == values[-1])
+    if d >= 10:
+        assert np.mean(moved) < 0.3
+        assert all(kept)
+    exact = np.linspace(0.1, 1.0, d)
+    np.testing.assert_allclose(whitening.smoothed(exact, 1e-9), exact, rtol=1e-9)
+    np.testing.assert_array_equal(whitening.smoothed(np.ones(d), 0.0), np.ones(d))
 
 
 def test_the_recipe_without_whitening() -> None:
@@ -148,7 +219,9 @@ def test_the_recipe_without_whitening() -> None:
         budget = n * mu / gradient.sensitivity
         length = {"binary": 2 * budget, "multiclass": budget, "regression": budget**0.75}[problem.task]
         assert work.tau == pytest.approx(min(length, 19 * 60 / work.loss.smoothness))
-        assert work.step_size() == pytest.approx(0.1 * work.tau / 60)
+        momentum, eta = work.pace()
+        assert momentum == 0.9
+        assert eta == pytest.approx(0.1 * work.tau / 60)
         assert (work.steps, work.momentum, work.average_from) == (60, 0.9, 46)
         assert noise.moments is None
         assert noise.score_stddev == pytest.approx(work.tau / budget)
@@ -176,7 +249,8 @@ def test_options_of_dp_gd() -> None:
         lambda_=0.01,
     )
     work, noise, gradient = parts(plan)
-    assert work.step_size() == pytest.approx(0.5)
+    assert work.pace()[0] == 0.0
+    assert work.pace()[1] == pytest.approx(0.5)
     assert (work.steps, work.average_from, work.lambda_) == (20, 0, 0.01)
     assert gradient.sensitivity == 0.5
     n_mu = ADULT.n_units * noise.mu
@@ -289,7 +363,7 @@ def test_tiny_tables_have_a_plan(loss: str, n: int) -> None:
     for method in ("whitened-dp-gd", "dp-gd"):
         plan = descend(problem, method=method, loss=loss)
         work, noise, gradient = parts(plan)
-        assert math.isfinite(work.step_size())
+        assert math.isfinite(work.pace()[1])
         assert (gradient.scale == 0.0) == (n == 0)
         assert math.isfinite(noise.score_stddev)
         assert plan.warnings

@@ -152,6 +152,18 @@ def symmetric(vector: FloatArray, d: int) -> FloatArray:
     return above + above.T + np.diag(np.diag(full))
 
 
+def smoothed(values: FloatArray, s: float) -> FloatArray:
+    """Eigenvalues that noise of that standard deviation hides, drawn towards their mean."""
+    d = len(values)
+    centre = float(np.mean(values))
+    for _ in range(5):
+        below = values <= centre + s * math.sqrt(2.0 * d)
+        centre = float(np.mean(values[below]))
+    variance = float(np.mean((values[below] - centre) ** 2))
+    share = max(0.0, 1.0 - s**2 * ((d + 1) / 2 - 1 / d) / variance)
+    return np.where(below, centre + share * (values - centre), values)
+
+
 def starts_of(blocks: list[replay.Block]) -> Any:
     """Which rows begin a unit."""
     return np.concatenate(
@@ -178,17 +190,23 @@ def recipe(spy: Spy, plan: Any, clip: float, kind: str) -> FloatArray:
         s = math.sqrt(double) * m / (n * mu_g)
         gram = x.T @ x / n + symmetric(noise.pop(0), d) / n
         values, vectors = np.linalg.eigh(gram)
+        smooth = np.clip(smoothed(values, s), 0.0, m)
         values = np.clip(values, 0.0, m)
         ridge = max(0.5 * s * math.sqrt(2.0 * d), plan.work.whitening.ridge)
         assert ridge < 1.001 * max(0.5 * s * math.sqrt(2.0 * d), m * 2.0**-31)
-        p = vectors @ np.diag((values + ridge) ** -0.5) @ vectors.T
+        p = vectors @ np.diag((smooth + ridge) ** -0.5) @ vectors.T
         norms = np.linalg.norm(x @ p, axis=1, keepdims=True)
         x = np.divide(x, norms, out=np.zeros_like(x), where=norms > 0.0)
-        steps, momentum = min(max(math.ceil(n * mu / (200 * m)), 10), 60), 0.5
-        r = values / (values + ridge)
+        steps = 60  # the table is small
+        r = values / (smooth + ridge)
         budget = n * mu_r / change
-        longest = 3 * steps / (smoothness * min(1.0, 1.5 * max(r) / sum(r)))
-        tau = min(budget**0.75 if kind == "squared" else budget, longest)
+        tau = budget**0.75 if kind == "squared" else budget
+        for momentum in (0.5, 0.75, 0.9):
+            curvature = smoothness * min(1.0, 1.5 * max(r) / sum(r))
+            longest = steps * (1 + momentum) / ((1 - momentum) * curvature)
+            if longest >= tau:
+                break
+        tau = min(tau, longest)
     else:
         steps, momentum = 60, 0.9
         budget = n * mu / change
@@ -243,8 +261,9 @@ def test_whitened_rows_are_no_longer_than_one(database: str, spy: Spy) -> None:
     d = result.model.n_features
     close(symmetric(vector, d), spy.before[0].T @ spy.before[0])
     values, vectors = np.linalg.eigh(symmetric(released, d) / N)
-    whitening: Any = result.plan.work
-    scaled = np.sqrt(np.clip(values, 0.0, 1.0) + whitening.whitening.ridge)
+    work: Any = result.plan.work
+    values = smoothed(values, work.whitening.stddev)
+    scaled = np.sqrt(np.clip(values, 0.0, 1.0) + work.whitening.ridge)
     p = (vectors / scaled) @ vectors.T
     norms = np.linalg.norm(spy.after[0] @ p, axis=1)
     assert np.max(norms) <= 1.0

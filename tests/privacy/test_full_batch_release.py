@@ -155,7 +155,7 @@ def test_an_attack_on_dp_gd_learns_no_more_than_claimed(
     ]
     assert quiet[0] is not None
     assert quiet[1] is not None
-    reach = -plan.work.step_size() * steps / N
+    reach = -plan.work.pace()[1] * steps / N
     centres = [reach * float(gradient[0]) for gradient in quiet if gradient is not None]
     drawn = [final_weights(plan, blocks)[:, 0] for blocks in tables]
     sign = 1.0 if centres[0] > centres[1] else -1.0
@@ -364,14 +364,19 @@ def test_rows_are_scaled_for_the_rounding_of_float32() -> None:
 # Plans.
 
 
-def row_bound(problem: Problem, loss: str, clip: float | None) -> float:
-    """C, for rows of norm at most 1."""
+def row_bound(problem: Problem, loss: str, clip: float | None, n_mu: float) -> float:
+    """C, for rows of norm at most 1; n_mu is halved where a change replaces a gradient."""
+
+    def wider(narrow: float) -> float:
+        return narrow * min(max(n_mu / (narrow * outputs) / (800.0 * problem.n_weights), 1.0), 4.0)
+
+    outputs = 1.0 if loss == "softmax" else math.sqrt(problem.n_outputs)
     if loss == "softmax":
-        return min(math.sqrt(2.0), clip or math.sqrt(1.0 - 1.0 / problem.n_outputs))
-    derivative = clip or {"logistic": 0.5, "squared": 0.5}.get(loss, math.inf)
+        return min(math.sqrt(2.0), clip or wider(math.sqrt(1.0 - 1.0 / problem.n_outputs)))
+    derivative = clip or {"logistic": wider(0.5), "squared": min(wider(0.5), 2.0)}.get(loss, math.inf)
     if loss != "squared":
         derivative = min(1.0, derivative)
-    return derivative * math.sqrt(problem.n_outputs)
+    return derivative * outputs
 
 
 LOSSES_OF = {
@@ -418,8 +423,11 @@ def random_case(rng: np.random.Generator, method: str) -> Case:
     epsilon = float(10.0 ** rng.uniform(-2.0, 1.5))
     delta = None if rng.random() < 0.3 else float(10.0 ** rng.uniform(-12.0, -2.0))
     plan = decide(problem, PrivacySpec(epsilon, delta, relation), TrainSpec(**training))
-    bound = m * row_bound(problem, loss, training.get("clip"))
     claimed = delta if delta is not None else 1.0 / max(problem.n_units, 2) ** 2
+    of_gradients = math.sqrt(1.0 - GRAM_SHARE) if method == "whitened-dp-gd" else 1.0
+    n_mu = problem.n_units / m * of_gradients * plan.noise.mu
+    n_mu /= 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    bound = m * row_bound(problem, loss, training.get("clip"), n_mu)
     return Case(plan, epsilon, claimed, relation, min(bound, unit_clip or math.inf))
 
 

@@ -662,8 +662,8 @@ MUTANTS = [
     Mutant(
         "condition-not-as-planned",
         METHODS,
-        "np.clip(values, 0.0, whitening.most)",
-        "np.maximum(values, 0.0)",
+        "np.clip(smooth, 0.0, self.most)",
+        "np.maximum(smooth, 0.0)",
         f"{TEST_FULL_BATCH}::test_the_condition_of_every_released_matrix_is_as_planned",
     ),
     Mutant(

@@ -19,6 +19,7 @@ import numpy as np
 from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
+from pg_dpml.methods.whitening import Whitening
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
@@ -30,47 +31,35 @@ from pg_dpml.training.method import Card, Example, PrivateMethod, register
 from pg_dpml.training.options import HUGE, Real, option
 from pg_dpml.training.plan import Plan, Problem, budget_warnings, privacy_warnings
 from pg_dpml.training.sgd import average_start
-from pg_dpml.training.shared_options import RegularisedOptions
+from pg_dpml.training.shared_options import ClippedOptions, RegularisedOptions
 
 __all__ = [
+    "MOMENTA",
     "STEPS",
     "TAIL",
     "Descent",
     "DescentPlan",
     "DpGd",
     "DpGdOptions",
-    "Whitening",
     "longest",
     "noise_length",
     "plan_of",
     "whitened_curvature",
+    "widening",
 ]
 
 
 TAIL = 0.25
 STEPS = 60
 MOMENTUM = 0.9
+MOMENTA = (0.5, 0.75, 0.9)
+"""What a whitened run takes its momentum from."""
+CLIP_BUDGET = 800.0
+"""n mu/D a weight from which a clip's bias is more than its noise, on made-up tables with up to 200 rows of a
+class to one of the other."""
+MOST_WIDENING = 4.0
 SPREAD = 1.5
 """The largest eigenvalue of normalised whitened rows, over its estimate."""
-
-
-@dataclass(frozen=True)
-class Whitening:
-    """How rows are whitened, as far as it is known before the second moments are.
-
-    Attributes
-    ----------
-    ridge : float
-        lambda, added to the eigenvalues of the mean of x x'.
-    most : float
-        The largest eigenvalue that the mean without noise can have; larger ones are taken for it.
-    row_norm : float
-        ||P x|| that rows are scaled to.
-    """
-
-    ridge: float
-    most: float
-    row_norm: float
 
 
 @dataclass(frozen=True)
@@ -90,6 +79,8 @@ class Descent:
         T.
     momentum : float
         In [0, 1).
+    most_momentum : float
+        What a whitened run may raise the momentum to, where the length needs it.
     tau : float
         eta T/(1 - momentum), the length of all steps together.
     average_from : int
@@ -97,7 +88,7 @@ class Descent:
     max_rows_per_unit : int
         m.
     whitening : Whitening or None
-        With it, tau is a bound: see `step_size`.
+        With it, tau is a bound: see `pace`.
     """
 
     loss: Loss
@@ -106,6 +97,7 @@ class Descent:
     unit_clip: float
     steps: int
     momentum: float
+    most_momentum: float
     tau: float
     average_from: int
     max_rows_per_unit: int
@@ -128,19 +120,23 @@ class Descent:
             options |= {"unit_clip": self.unit_clip, "max_rows_per_unit": self.max_rows_per_unit}
         return options
 
-    def step_size(self, largest: float = 1.0) -> float:
-        """Eta.
+    def pace(self, largest: float = 1.0) -> tuple[float, float]:
+        """Momentum and eta.
 
         Parameters
         ----------
         largest : float
             Estimate of the largest eigenvalue of the mean of x x', for rows as they are stepped on: a
-            whitened run shortens tau to what it allows.
+            whitened run takes the least momentum that reaches tau, and shortens tau to what the most reaches.
         """
-        tau = self.tau
+        momentum, tau = self.momentum, self.tau
         if self.whitening is not None:
-            tau = min(tau, longest(self.steps, self.momentum, whitened_curvature(self.smoothness, largest)))
-        return (1.0 - self.momentum) * tau / self.steps
+            curvature = whitened_curvature(self.smoothness, largest)
+            momenta = [m for m in (momentum, *MOMENTA) if momentum <= m <= self.most_momentum]
+            reached = {m: longest(self.steps, m, curvature) for m in momenta}
+            momentum = min((m for m in momenta if reached[m] >= tau), default=self.most_momentum)
+            tau = min(tau, reached[momentum])
+        return momentum, (1.0 - momentum) * tau / self.steps
 
     def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
@@ -151,6 +147,8 @@ class Descent:
             "tau": self.tau,
             "average_from": self.average_from,
         }
+        if self.most_momentum > self.momentum:
+            found["most_momentum"] = self.most_momentum
         if self.lambda_ > 0.0:
             found["lambda"] = self.lambda_
         if self.whitening is not None:
@@ -174,7 +172,10 @@ class Descent:
             shares.append(f"lambda {self.lambda_:g}")
         averaged = self.steps - self.average_from + 1
         end = f"mean of the last {averaged}" if self.average_from > 0 else "the last"
-        steps = f"momentum {self.momentum:g}, length {self.tau:.3g} {length}; the model is {end}"
+        momentum = f"{self.momentum:g}"
+        if self.most_momentum > self.momentum:
+            momentum += f" to {self.most_momentum:g}"
+        steps = f"momentum {momentum}, length {self.tau:.3g} {length}; the model is {end}"
         return (
             ("Passes", f"{self.steps} over all rows, one a step{first}"),
             ("Steps", "; ".join([steps, *shares])),
@@ -193,10 +194,10 @@ class DescentPlan(Plan):
         descent, gradient, moments = self.work, self.noise.gradient, self.noise.moments
         assert gradient is not None  # of a descent
         if descent.whitening is None:
-            return Result(_descend(job, descent, None, descent.step_size(), gradient), descent.passes)
+            return Result(_descend(job, descent, None, descent.pace(), gradient), descent.passes)
         assert moments is not None  # of a whitened one
-        matrix, step_size = _whiten(job, descent, descent.whitening, moments)
-        return Result(_descend(job, descent, matrix, step_size, gradient), descent.passes, matrix)
+        matrix, pace = _whiten(job, descent, descent.whitening, moments)
+        return Result(_descend(job, descent, matrix, pace, gradient), descent.passes, matrix)
 
 
 @dataclass(frozen=True)
@@ -255,8 +256,34 @@ def whitened_curvature(smoothness: float, largest: float) -> float:
     return smoothness * min(1.0, SPREAD * largest)
 
 
+def widening(problem: Problem, privacy: PrivacySpec, options: ClippedOptions, mu: float) -> float:
+    """What the budget multiplies the clip by: a bias that noise hides costs nothing, any other does.
+
+    Parameters
+    ----------
+    problem : Problem
+    privacy : PrivacySpec
+    options : ClippedOptions
+    mu : float
+        For the gradients.
+
+    Returns
+    -------
+    float
+        In [1, MOST_WIDENING]: n mu over the change that a unit makes and the weights that are learnt, over
+        CLIP_BUDGET.
+    """
+    narrow = clipped_at_zero(problem, options).bound
+    budget = problem.n_units * mu / privacy.relation.gradient_change(narrow)
+    return min(max(budget / (problem.n_weights * CLIP_BUDGET), 1.0), MOST_WIDENING)
+
+
 def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) -> DescentPlan:
-    clipped = clipped_at_zero(problem, options)
+    delta = privacy.delta_for(problem.n_units)
+    steps = options.passes or STEPS
+    momentum = MOMENTUM if options.momentum is None else options.momentum
+    mu = composed.run_mu(privacy.epsilon, delta, steps * problem.n_weights)
+    clipped = clipped_at_zero(problem, options, widening(problem, privacy, options, mu))
     bound = clipped.bound
     if options.unit_clip is not None:
         if problem.unit is None:
@@ -264,10 +291,6 @@ def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) ->
         if not unit_fits_block(problem.max_rows_per_unit, problem.n_features):
             raise SpecError("unit_clip needs a unit's rows in one block: take a smaller max_rows_per_unit")
         bound = min(bound, options.unit_clip)
-    delta = privacy.delta_for(problem.n_units)
-    steps = options.passes or STEPS
-    momentum = MOMENTUM if options.momentum is None else options.momentum
-    mu = composed.run_mu(privacy.epsilon, delta, steps * problem.n_weights)
     gradient = composed.calibrate_gradients(
         bound=bound,
         relation=privacy.relation,
@@ -293,6 +316,7 @@ def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) ->
         unit_clip=options.unit_clip or math.inf,
         steps=steps,
         momentum=momentum,
+        most_momentum=momentum,
         tau=tau,
         average_from=average_start(options.average or "tail", options.tail or TAIL, steps),
         max_rows_per_unit=problem.max_rows_per_unit,
@@ -324,32 +348,25 @@ def plan_of(
 
 def _whiten(
     job: Job, descent: Descent, whitening: Whitening, noise: ReleaseNoise
-) -> tuple[FloatArray, float]:
-    """P of the noisy second moments, and eta; the packed rows are whitened.
-
-    All but the sum itself is post-processing. Source: privacy/README.md, "Whitened gradients".
-    """
+) -> tuple[FloatArray, tuple[float, float]]:
+    """P of the noisy second moments, momentum and eta; the packed rows are whitened."""
     sums = job.blocks.gram()
     job.require_all(sums.rows)
     noisy, _ = composed.release_moments(sums.xx, None, noise)
-    values, vectors = np.linalg.eigh(noisy / max(job.plan.problem.n_units, 1))
-    values = np.clip(values, 0.0, whitening.most)
-    matrix = (vectors / np.sqrt(values + whitening.ridge)) @ vectors.T
-    matrix = (matrix + matrix.T) / 2.0
+    matrix, largest = whitening.matrix(noisy / max(job.plan.problem.n_units, 1))
     job.report("pass", 1, descent.passes)
     job.blocks.whiten(matrix, whitening.row_norm)
     job.report("pass", 2, descent.passes)
-    shares = values / (values + whitening.ridge)
-    total = float(np.sum(shares))
-    return matrix, descent.step_size(float(np.max(shares)) / total if total > 0.0 else 1.0)
+    return matrix, descent.pace(largest)
 
 
 def _descend(
-    job: Job, descent: Descent, matrix: FloatArray | None, step_size: float, noise: ReleaseNoise
+    job: Job, descent: Descent, matrix: FloatArray | None, pace: tuple[float, float], noise: ReleaseNoise
 ) -> FloatArray:
     """The released weights, for the rows as they are encoded; every step sees a noisy sum only."""
     problem = job.plan.problem
     shape = (problem.n_outputs, problem.n_features)
+    momentum, step_size = pace
 
     def folded(weights: FloatArray) -> FloatArray:
         return weights if matrix is None else weights @ matrix
@@ -361,7 +378,7 @@ def _descend(
         gradient = np.zeros(shape) if sums.gradient is None else folded(sums.gradient.reshape(shape))
         noisy = composed.release_gradient(gradient.reshape(-1), noise).reshape(shape)
         move = noisy / max(problem.n_units, 1) + descent.lambda_ * weights
-        velocity = descent.momentum * velocity + move
+        velocity = momentum * velocity + move
         weights = weights - step_size * velocity
         if step >= first:
             mean += (weights - mean) / (step - first + 1)

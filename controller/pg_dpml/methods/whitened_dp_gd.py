@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods.dp_gd import (
+    MOMENTA,
     TAIL,
     Descent,
     DescentPlan,
-    Whitening,
     longest,
     noise_length,
     plan_of,
     whitened_curvature,
+    widening,
 )
+from pg_dpml.methods.whitening import Whitening, noise_edge
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -42,11 +44,14 @@ RIDGE = 0.5
 WHITENED_STEPS = (10, 60)
 WHITENED_STEP_BUDGET = 200.0
 """n mu that is worth one more step."""
-WHITENED_MOMENTUM = 0.5
+FEW_VALUES = 2_000_000
+"""Rows times features up to which a pass takes so little time that all steps are taken."""
 MANY_ROWS = 200_000
-"""From here on a pass takes so long that fewer steps, of more momentum, are the better bargain."""
 MANY_ROWS_STEPS = 20
-MANY_ROWS_MOMENTUM = 0.75
+"""From MANY_ROWS on a pass takes so long that fewer steps are the better bargain."""
+WHITENED_MOMENTUM = 0.5
+LEAST_REACH = 4.0
+"""Steps times 1 - momentum, at least: the first steps of a larger momentum are too short."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,6 @@ class WhitenedDpGd(PrivateMethod[WhitenedOptions]):
 
 
 def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOptions) -> DescentPlan:
-    clipped = clipped_at_zero(problem, options)
     d, m = problem.n_features, problem.max_rows_per_unit
     if d > composed.MAX_WHITENED_FEATURES:
         raise GuaranteeError(
@@ -105,11 +109,13 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
     delta = privacy.delta_for(problem.n_units)
     most_steps = options.passes or WHITENED_STEPS[1]
     mu = composed.run_mu(privacy.epsilon, delta, most_steps * problem.n_weights + composed.triangle_size(d))
-    fewest, most = WHITENED_STEPS
-    steps = options.passes or min(max(math.ceil(n_units * mu / (m * WHITENED_STEP_BUDGET)), fewest), most)
-    momentum = WHITENED_MOMENTUM
-    if options.passes is None and n_units >= MANY_ROWS and steps > MANY_ROWS_STEPS:
-        steps, momentum = MANY_ROWS_STEPS, MANY_ROWS_MOMENTUM
+    gradient_mu = math.sqrt(1.0 - GRAM_SHARE) * mu
+    clipped = clipped_at_zero(problem, options, widening(problem, privacy, options, gradient_mu))
+    steps = options.passes or _steps(n_units * m, d, n_units * mu / m)
+    most_momentum = max(
+        (momentum for momentum in MOMENTA if steps * (1.0 - momentum) >= LEAST_REACH - 1e-9),
+        default=WHITENED_MOMENTUM,
+    )
     moments = composed.calibrate_moments(
         relation=privacy.relation,
         max_rows_per_unit=m,
@@ -120,11 +126,8 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
     )
     condition = composed.largest_condition(problem.n_units, m, d)
     # 1.01 for the rounding of P itself
-    ridge = max(
-        RIDGE * moments.scale / n_units * math.sqrt(2.0 * d), m / max((condition / 1.01) ** 2 - 1.0, 1e-3)
-    )
+    ridge = max(RIDGE * noise_edge(moments.scale / n_units, d), m / max((condition / 1.01) ** 2 - 1.0, 1e-3))
     condition = 1.01 * math.sqrt(1.0 + m / ridge)
-    gradient_mu = math.sqrt(1.0 - GRAM_SHARE) * mu
     gradient = composed.calibrate_gradients(
         bound=clipped.bound,
         relation=privacy.relation,
@@ -138,19 +141,31 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
     )
     budget = n_units * gradient_mu / privacy.relation.gradient_change(clipped.bound)
     curvature = whitened_curvature(m * clipped.loss.smoothness, 1.0 / d)
-    tau = min(noise_length(problem, budget), longest(steps, momentum, curvature))
+    tau = min(noise_length(problem, budget), longest(steps, most_momentum, curvature))
     descent = Descent(
         loss=clipped.loss,
         lambda_=0.0,
         gradient_clip=clipped.gradient_clip,
         unit_clip=math.inf,
         steps=steps,
-        momentum=momentum,
+        momentum=WHITENED_MOMENTUM,
+        most_momentum=most_momentum,
         tau=tau,
         average_from=average_start("tail", TAIL, steps),
         max_rows_per_unit=m,
-        whitening=Whitening(ridge, float(m), composed.stored_norm(condition)),
+        whitening=Whitening(ridge, float(m), composed.stored_norm(condition), moments.scale / n_units),
     )
     score_stddev = tau / budget if problem.n_units > 0 else 0.0
     noise = ComposedNoise("gaussian", mu, steps, gradient, moments, problem.n_weights, score_stddev)
     return plan_of(problem, privacy, delta, WhitenedDpGd.name, descent, noise, budget)
+
+
+def _steps(n_rows: int, n_features: int, budget: float) -> int:
+    """How many steps, by public numbers; budget is n mu/m."""
+    fewest, most = WHITENED_STEPS
+    if n_rows * n_features <= FEW_VALUES:
+        return most
+    return min(
+        max(math.ceil(budget / WHITENED_STEP_BUDGET), fewest),
+        MANY_ROWS_STEPS if n_rows >= MANY_ROWS else most,
+    )

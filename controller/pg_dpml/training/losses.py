@@ -37,18 +37,21 @@ class LossUse:
         "binary", "multiclass" or "regression".
     clip_at_zero : float
         Default clip of `clipped_at_zero`, in (0, inf]; infinity for none beyond the loss's own.
+    widest_clip : float
+        Bound on the derivative at scores in [-1, 1] for a loss without one, or the loss's own.
     """
 
     tasks: tuple[str, ...]
     clip_at_zero: float = math.inf
+    widest_clip: float = math.inf
 
 
 LOSSES = {
     "softmax": LossUse(("multiclass",)),
-    "logistic": LossUse(("binary", "multiclass"), clip_at_zero=0.5),
+    "logistic": LossUse(("binary", "multiclass"), clip_at_zero=0.5, widest_clip=1.0),
     "huber_svm": LossUse(("binary", "multiclass")),
     "hinge": LossUse(("binary",)),
-    "squared": LossUse(("regression",), clip_at_zero=0.5),
+    "squared": LossUse(("regression",), clip_at_zero=0.5, widest_clip=2.0),
 }
 """Every loss, the default of a task before others of it; squared has no bound but its clip."""
 
@@ -155,9 +158,19 @@ def clipped_loss(
     return Clipped(loss, gradient_clip, row_bound, problem.max_rows_per_unit * row_bound)
 
 
-def clipped_at_zero(problem: Problem, options: ClippedOptions) -> Clipped:
-    """As `clipped_loss`, clipped by default at the gradient of the zero model: no first step is shortened."""
-    return clipped_loss(problem, options, CLIP_AT_ZERO, math.sqrt(1.0 - 1.0 / problem.n_outputs))
+def clipped_at_zero(problem: Problem, options: ClippedOptions, widening: float = 1.0) -> Clipped:
+    """As `clipped_loss`, clipped by default at the gradient of the zero model: no first step is shortened.
+
+    Parameters
+    ----------
+    problem : Problem
+    options : ClippedOptions
+    widening : float
+        What the default clip is multiplied by, at least 1; it stays below the loss's own bound.
+    """
+    clips = {kind: min(widening * use.clip_at_zero, use.widest_clip) for kind, use in LOSSES.items()}
+    softmax = min(widening * math.sqrt(1.0 - 1.0 / problem.n_outputs), math.sqrt(2.0))
+    return clipped_loss(problem, options, clips, softmax)
 
 
 def require_one_score(method: str, problem: Problem, others: str) -> None:

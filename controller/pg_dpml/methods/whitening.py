@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: PostgreSQL
+"""The matrix that whitens rows, computed from noisy second moments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pg_dpml.kernels import FloatArray
+
+__all__ = ["Whitening", "noise_edge", "smoothed"]
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """How rows are whitened, as far as it is known before the second moments are.
+
+    Attributes
+    ----------
+    ridge : float
+        lambda, added to the eigenvalues of the mean of x x'.
+    most : float
+        The largest eigenvalue that the mean without noise can have; larger ones are taken for it.
+    row_norm : float
+        ||P x|| that rows are scaled to.
+    stddev : float
+        Standard deviation of the noise on the diagonal of the mean of x x', that off it times sqrt 2.
+    """
+
+    ridge: float
+    most: float
+    row_norm: float
+    stddev: float
+
+    def matrix(self, noisy: FloatArray) -> tuple[FloatArray, float]:
+        """P, and how long the rows that it makes are in their longest direction.
+
+        Parameters
+        ----------
+        noisy : ndarray of shape (d, d)
+            The noisy mean of x x', symmetric.
+
+        Returns
+        -------
+        matrix : ndarray of shape (d, d)
+            Symmetric, with condition number at most sqrt((most + ridge)/ridge).
+        largest : float
+            Estimate of the largest eigenvalue of the mean of x x' for whitened rows of norm 1, in (0, 1].
+
+        Notes
+        -----
+        Post-processing of the noisy mean. Source: privacy/README.md, "Whitened gradients".
+        """
+        values, vectors = np.linalg.eigh(noisy)
+        smooth = smoothed(values, self.stddev)
+        values = np.clip(values, 0.0, self.most)
+        stretched = np.clip(smooth, 0.0, self.most) + self.ridge
+        matrix = (vectors / np.sqrt(stretched)) @ vectors.T
+        shares = values / stretched
+        total = float(np.sum(shares))
+        return (matrix + matrix.T) / 2.0, float(np.max(shares)) / total if total > 0.0 else 1.0
+
+
+def noise_edge(stddev: float, d: int) -> float:
+    """Largest eigenvalue of d x d symmetric noise, about; Wigner's semicircle has this radius."""
+    return stddev * math.sqrt(2.0 * d)
+
+
+def smoothed(values: FloatArray, stddev: float) -> FloatArray:
+    """Eigenvalues without the spread that noise alone gives them.
+
+    Those that stand out of the noise stay. The others are drawn towards their mean, by the part of their
+    variance that the noise explains: where it explains all, they are equal, and their directions are not told
+    apart.
+
+    Parameters
+    ----------
+    values : ndarray of shape (d,)
+        Of a symmetric matrix with noise.
+    stddev : float
+        Standard deviation of the noise on the diagonal, that off it times sqrt 2.
+
+    Returns
+    -------
+    ndarray of shape (d,)
+
+    Notes
+    -----
+    Eigenvalues of the noise have mean square (d + 1)/2 stddev^2, and stddev^2/d of it is the square of their
+    mean. What is kept is the weight of linear shrinkage (Ledoit & Wolf 2004).
+    """
+    d = len(values)
+    hidden = np.ones(d, dtype=bool)
+    for _ in range(5):  # what stands out does not belong in the mean
+        centre = float(np.mean(values[hidden]))
+        hidden = values <= centre + noise_edge(stddev, d)
+        if not np.any(hidden):
+            return values
+    centre = float(np.mean(values[hidden]))
+    variance = float(np.mean((values[hidden] - centre) ** 2))
+    of_noise = stddev**2 * ((d + 1) / 2.0 - 1.0 / d)
+    kept = max(0.0, 1.0 - of_noise / variance) if variance > 0.0 else 0.0
+    return np.where(hidden, centre + kept * (values - centre), values)
