@@ -194,13 +194,22 @@ def _coefficients(model: Model) -> str:
 
 
 def _by_column(model: Model, found: Sequence[Coefficient]) -> list[tuple[str, list[Coefficient]]]:
-    """Group coefficients by their column. The column of the largest coefficient comes first."""
+    """Group coefficients by their column or cross. The one of the largest coefficient comes first."""
     columns = sorted((str(column["name"]) for column in model.encoder["columns"]), key=len, reverse=True)
+    crosses = [(str(first), str(second)) for first, second in model.encoder.get("crosses") or ()]
     groups: dict[str, list[Coefficient]] = {}
     for one in found:
-        own = next((name for name in columns if one.name.startswith((f"{name}=", f"{name}["))), one.name)
-        groups.setdefault(own, []).append(one)
+        cross = next((" * ".join(pair) for pair in crosses if _is_of_cross(one.name, *pair)), None)
+        own = next(
+            (name for name in columns if one.name.startswith(tuple(f"{name}{c}" for c in "=[@"))), one.name
+        )
+        groups.setdefault(cross or own, []).append(one)
     return list(groups.items())
+
+
+def _is_of_cross(name: str, first: str, second: str) -> bool:
+    """Whether a feature is a product of a level or hat function of each of two columns."""
+    return name.startswith((f"{first}=", f"{first}@")) and any(f" * {second}{c}" in name for c in "=@")
 
 
 def _coefficient_table(
@@ -213,7 +222,8 @@ def _coefficient_table(
         if together:
             lines.append(f'<tr class=group><td colspan="{len(heads) + 1}">{escape(column)}</td></tr>')
         for one in members:
-            name = one.name[len(column) :].lstrip("=") if together else one.name
+            inner = together and one.name.startswith(column)
+            name = (one.name[len(column) :].lstrip("=") or "linear") if inner else one.name
             numbers = [f"{weight:+.4f}" for weight in one.weights]
             numbers += [f"{one.noise:.3g}"] if by_feature else []
             cells = "".join(f"<td class=n>{escape(number)}</td>" for number in numbers)
