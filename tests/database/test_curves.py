@@ -24,6 +24,7 @@ from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.ledger.models import Model, load_model
+from pg_dpml.reports.effects import POINTS, Effect, effects
 from pg_dpml.reports.model_report import model_record, model_text
 from pg_dpml.reports.sql_expression import sql_expression
 from pg_dpml.spec.columns import Column, Label
@@ -173,6 +174,60 @@ def test_the_json_predicts_elsewhere(connection: psycopg.Connection, database: s
     assert "age@" in model_text(model)
 
 
+@pytest.mark.parametrize("method", ["lbfgs", "whitened-dp-gd", "dp-gd"])
+def test_curves_drawn_from_the_weights_are_what_the_server_predicts(
+    connection: psycopg.Connection, database: str, clean: None, method: str
+) -> None:
+    """For rows that give one column alone, or the two of a cross: a score times what divided it."""
+    model = trained(database, spec(), TrainSpec(method))
+    found = {effect.columns: effect for effect in effects(model)}
+    assert list(found) == [*((column.name,) for column in COLUMNS), *CROSSES]
+    connection.execute(
+        "CREATE TEMP TABLE points (n serial, age float8, gain float8, day float8, height float8, town text, "
+        "ok text, plain float8)"
+    )
+    wanted: list[float] = []
+    with (
+        connection.cursor() as cursor,
+        cursor.copy("COPY points (age, gain, day, height, town, ok, plain) FROM STDIN") as copy,
+    ):
+        for columns, effect in found.items():
+            values, noise = effect.values[0], effect.noise
+            assert noise is None if method == "lbfgs" else (noise is not None and noise.min() >= 0.0)
+            for place in np.ndindex(values.shape):
+                given = {name: axis[i] for name, axis, i in zip(columns, effect.axes, place, strict=True)}
+                copy.write_row([given.get(column.name) for column in COLUMNS])
+                alone = sum(at(found[(name,)], given[name]) for name in columns) if len(columns) > 1 else 0.0
+                wanted.append(float(values[place]) + alone)
+    assert len(wanted) >= 5 * POINTS
+    rows = connection.execute(
+        "SELECT dpml.predict_value('bent', t), u.x::float8[] FROM points t, "
+        "dpml.unpack(dpml.encode(%s, t)) u ORDER BY t.n",
+        (Jsonb({**model.encoder, "label": None}),),
+    ).fetchall()
+    connection.execute("DROP TABLE points")
+    x = np.array([row[1] for row in rows])
+    divided = 1.0 if model.whitening is None else np.linalg.norm(x @ model.whitening.T, axis=1)
+    # The intercept's feature is 1 before the row is brought to its norm.
+    scores = np.array([row[0] for row in rows]) * divided / x[:, -1] - model.matrix[0, -1]
+    np.testing.assert_allclose(scores, wanted, atol=1e-5 * np.abs(model.matrix).max())
+
+
+def at(effect: Effect, value: Any) -> float:
+    """A curve or bars at one of the values that they are drawn at."""
+    (axis,) = effect.axes
+    if isinstance(axis, np.ndarray):
+        return float(effect.values[0][np.argmin(np.abs(axis - value))])
+    return float(effect.values[0][list(axis).index(value)])
+
+
+@pytest.mark.one_major
+def test_a_projected_model_has_no_curves(database: str, clean: None) -> None:
+    model = trained(database, spec(projection=3), TrainSpec("noiseless", passes=1))
+    with pytest.raises(pg_dpml.SpecError, match="model bent projects its features"):
+        effects(model)
+
+
 def numeric(**more: Any) -> dict[str, Any]:
     return {"name": "age", "kind": "numeric", "lower": 0, "upper": 9} | more
 
@@ -289,7 +344,14 @@ def test_commands(database: str, clean: None, tmp_path: Path) -> None:
     report = tmp_path / "m.html"
     dpml("report", "m", "-o", str(report))
     page = report.read_text(encoding="utf-8")
-    for words in ("age * town", "@35.25", "linear"):
+    for words in (
+        "age * town",
+        "@35.25",
+        "linear",
+        "<h2>Curves</h2>",
+        "standard deviation of the noise on both",
+    ):
         assert words in page
+    assert page.count("data:image/png") == 2
     assert "crosses" in dpml("export", "m")
     assert "knots = 8" in dpml("inspect", "bent", "--label", "y")
