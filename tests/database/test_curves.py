@@ -353,5 +353,10 @@ def test_commands(database: str, clean: None, tmp_path: Path) -> None:
     ):
         assert words in page
     assert page.count("data:image/png") == 2
+    for name, begins in (("m.png", b"\x89PNG"), ("m.svg", b"<?xml"), ("m.pdf", b"%PDF")):
+        assert name in dpml("plot", "m", "-o", str(tmp_path / name))
+        assert (tmp_path / name).read_bytes().startswith(begins)
+    refusal = CliRunner().invoke(app, ["plot", "m", "-o", str(tmp_path / "m.txt"), "--dsn", database])
+    assert (refusal.exit_code, "must end in .png, .svg or .pdf" in refusal.stderr) == (2, True)
     assert "crosses" in dpml("export", "m")
     assert "knots = 8" in dpml("inspect", "bent", "--label", "y")

@@ -19,12 +19,15 @@ from pg_dpml.errors import SpecError
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown
 
-__all__ = ["POINTS", "Effect", "effects"]
+__all__ = ["MOST_LEVELS", "POINTS", "Effect", "drawn_effects", "effects", "output_names"]
 
 FloatArray = npt.NDArray[np.float64]
 
 POINTS = 200
 """Points at which a curve is computed, between its bounds."""
+
+MOST_LEVELS = 100
+"""Most levels of a column whose bars are drawn."""
 
 REACH = 3.0
 """Standard deviations on both sides of the mean that the curve of a number without bounds shows."""
@@ -78,6 +81,22 @@ def effects(model: Model) -> list[Effect]:
             f"model {shown(model.name)} projects its features, so that its columns have no curves"
         )
     return list(_effects(model))
+
+
+def drawn_effects(model: Model) -> list[Effect]:
+    """Those of `effects` that a picture has room for: of numbers, and of columns with few levels."""
+
+    def has_room(axis: Any) -> bool:
+        return isinstance(axis, np.ndarray) or len(axis) <= MOST_LEVELS
+
+    return [effect for effect in effects(model) if all(map(has_room, effect.axes))]
+
+
+def output_names(model: Model) -> list[str]:
+    """What the scores of a model speak for: its label, or each of its classes."""
+    return (
+        [shown(str(model.encoder["label"]["name"]))] if len(model.matrix) == 1 else list(model.classes or ())
+    )
 
 
 def _effects(model: Model) -> Iterator[Effect]:

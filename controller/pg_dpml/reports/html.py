@@ -21,7 +21,7 @@ from pg_dpml.reports.comparison_report import (
     comparison_stamp,
     comparison_warnings,
 )
-from pg_dpml.reports.effects import effects
+from pg_dpml.reports.effects import MOST_LEVELS, drawn_effects, output_names
 from pg_dpml.reports.model_report import (
     SPENDING_HEAD,
     Coefficient,
@@ -40,8 +40,6 @@ SHOWN = 40
 """Most coefficients in the picture and the table; the largest are shown."""
 
 PRIORS = (0.01, 0.1, 0.5)
-MOST_LEVELS = 100
-"""Most levels of a column whose bars are drawn."""
 MOST_CLASSES = 12
 """Most classes of a confusion matrix that is drawn."""
 
@@ -165,11 +163,9 @@ def _curves(model: Model) -> str:
     bent = model.encoder.get("crosses") or any(one.get("knots") for one in model.encoder["columns"])
     if model.encoder.get("projection") is not None or not bent:
         return ""
-    found = [effect for effect in effects(model) if all(map(_is_drawn, effect.axes))]
+    found = drawn_effects(model)
     if not found:
         return ""
-    label = shown(str(model.encoder["label"]["name"]))
-    outputs = [label] if len(model.matrix) == 1 else list(model.classes or ())
     words = (
         "What a column adds to the score: the curve of a number, the bars of levels, the map of two columns "
         "together. The score of a row is the sum of these and the intercept, divided by a length that "
@@ -179,13 +175,8 @@ def _curves(model: Model) -> str:
     caption = "What each column adds to the score"
     if found[0].noise is not None:
         caption += f"; shaded: {noise_bound(model)}one standard deviation of the noise on both sides"
-    picture = page.picture(plots.effects_plot(found, outputs), caption)
+    picture = page.picture(plots.effects_plot(found, output_names(model)), caption)
     return "\n".join(["<h2>Curves</h2>", page.paragraph(words), picture])
-
-
-def _is_drawn(axis: Any) -> bool:
-    """Whether an axis is one of numbers, or of few levels."""
-    return hasattr(axis, "dtype") or len(axis) <= MOST_LEVELS
 
 
 def _coefficients(model: Model) -> str:

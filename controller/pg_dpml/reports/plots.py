@@ -82,6 +82,11 @@ def _file(figure: Figure, format: str) -> bytes:
     return buffer.getvalue()
 
 
+def _stamp(figure: Figure, words: str) -> None:
+    """A warning above a picture."""
+    figure.suptitle(textwrap.fill(words, 70), color=STAMP, fontsize=8, fontweight="bold")
+
+
 def _label(name: str) -> str:
     """A name with visible control characters, cut to `LONGEST_NAME`."""
     clean = visible(name)
@@ -120,7 +125,9 @@ def coefficient_plot(
     return _png(figure)
 
 
-def effects_plot(effects: Sequence[Effect], outputs: Sequence[str]) -> bytes:
+def effects_plot(
+    effects: Sequence[Effect], outputs: Sequence[str], stamp: str | None = None, format: str = "png"
+) -> bytes:
     """What columns and crosses add to the scores: curves of numbers, bars of levels, maps of crosses.
 
     Parameters
@@ -129,6 +136,10 @@ def effects_plot(effects: Sequence[Effect], outputs: Sequence[str]) -> bytes:
         At least one; the first `MOST_EFFECTS` are drawn.
     outputs : sequence of str
         What the model's outputs speak for: one name, or one a class.
+    stamp : str or None
+        A warning above the picture.
+    format : str
+        "png", "svg" or "pdf".
     """
     drawn = effects[:MOST_EFFECTS]
     across = min(len(drawn), 3)
@@ -151,7 +162,9 @@ def effects_plot(effects: Sequence[Effect], outputs: Sequence[str]) -> bytes:
             axes.set_ylim(min(ends), max(ends))
         handles, labels = single[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    return _png(figure)
+    if stamp is not None:
+        _stamp(figure, stamp)
+    return _file(figure, format)
 
 
 def _draw_effect(axes: Axes, effect: Effect, outputs: Sequence[str]) -> None:
@@ -338,5 +351,5 @@ def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "pn
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     figure.legend(loc="outside lower center", ncols=2 if longest <= LONGEST_NAME else 1, frameon=False)
     if stamp is not None:
-        figure.suptitle(textwrap.fill(stamp, 70), color=STAMP, fontsize=8, fontweight="bold")
+        _stamp(figure, stamp)
     return _file(figure, format)
