@@ -1124,7 +1124,7 @@ multiplies levels and knots; "projection": {"features": 50, "seed": 0} multiplie
 'dpml.models holds the released models: name, task, classes, weights, whitening, encoder, privacy, training, charge.
 A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.
 SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
-dpml models | show MODEL | report MODEL -o FILE.html | export MODEL --format json|sql | drop MODEL
+dpml models | show MODEL | report MODEL -o FILE.html | plot MODEL -o FILE.png | export MODEL --format json|sql | drop
 A model belongs to the role that trained or requested it. Members of dpml_analyst see and apply the models of their
 roles, and those granted to one: dpml grant MODEL bob | revoke MODEL bob; in SQL, where public is every role,
 UPDATE dpml.models SET granted_to = ''{bob,carol}'' WHERE name = ''MODEL''
