@@ -34,7 +34,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "block": (),
     "options": ("json.c", "options.c", "options_gradient.c", "options_scd.c", "options_sgd.c"),
     "scd": (),
-    "spec": ("json.c", "spec.c"),
+    "spec": ("json.c", "spec.c", "spec_column.c"),
 }
 PG_MAJOR = 16
 LONGEST_INPUT = {"block": 256, "options": 128, "scd": 256, "spec": 192}  # so that a corpus stays small

@@ -1115,15 +1115,16 @@ steps, sampling: see the topic poisson'),
  "label": {"name": "income", "kind": "binary", "positive": ">50K"}}
 scale: center, zero_based, or standard with mean and sd; norm: normalize, clip or clip_values; format: dense or csr;
 label kinds: binary, classes (with classes), number (with lower and upper). dpml writes it from SPEC.toml.
-An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. Beside
-"columns", "projection": {"features": 50, "seed": 0} projects all features by a random matrix of a public seed.
+An array may be an image: "image": {"rows": 28, "columns": 28, "blur": 3, "stride": 2} blurs and thins it. A number
+with bounds may have "knots": [17, 30, 65], where its curve bends. Beside "columns", "crosses": [["age", "work"]]
+multiplies levels and knots; "projection": {"features": 50, "seed": 0} multiplies all by a public random matrix.
 {"name": "x", "kind": "sparse", "indices": "i", "first_index": 1, "length": 1000000, "scale": "standard", "mean": 0,
 "sd": 1} reads two arrays, of numbers and of their indices; a sparsevec of pgvector is read without such indices.'),
 ('models',
 'dpml.models holds the released models: name, task, classes, weights, whitening, encoder, privacy, training, charge.
 A model with a whitening P divides its scores by the norm of P x; its classes do not depend on that.
 SELECT name, task, privacy ->> ''epsilon'' AS epsilon, created_at FROM dpml.models;
-dpml models | show MODEL | report MODEL -o FILE.html | export MODEL --format json|sql | drop MODEL
+dpml models | show MODEL | report MODEL -o FILE.html | plot MODEL -o FILE.png | export MODEL --format json|sql | drop
 A model belongs to the role that trained or requested it. Members of dpml_analyst see and apply the models of their
 roles, and those granted to one: dpml grant MODEL bob | revoke MODEL bob; in SQL, where public is every role,
 UPDATE dpml.models SET granted_to = ''{bob,carol}'' WHERE name = ''MODEL''

@@ -233,6 +233,11 @@ def encode(spec: Mapping[str, Any], values: Sequence[Any]) -> FloatArray:
     features: list[float] = []
     for column, value in zip(spec["columns"], values, strict=True):
         features += _column(column, value)
+    given = zip(spec["columns"], values, strict=True)
+    by_name = {column.get("name"): (column, value) for column, value in given}
+    for pair in spec.get("crosses", ()):
+        first, second = (_basis(*by_name[name]) for name in pair)
+        features += [a * b for a in first for b in second]
     if spec.get("intercept", True):
         features.append(1.0)
     return np.array(features)
@@ -268,7 +273,21 @@ def _column(column: Mapping[str, Any], value: Any) -> list[float]:
         if value is None or len(value) != column["length"]:
             return [0.0] * column["length"]
         return [_number(column, item) for item in value]
-    return [_number(column, value)]
+    return [_number(column, value), *(_basis(column, value) if column.get("knots") else ())]
+
+
+def _basis(column: Mapping[str, Any], value: Any) -> list[float]:
+    """Indicators of levels; or hat functions, as what interpolates 1 at one knot and 0 at the others."""
+    if column["kind"] == "category":
+        return [float(level == value) for level in column["levels"]]
+    knots = np.array(column["knots"], dtype=np.float64)
+    if value is None or math.isnan(value):
+        return [0.0] * len(knots)
+    v = min(max(float(value), column["lower"]), column["upper"])
+    if column.get("log1p"):
+        v, knots = math.log1p(v), np.log1p(knots)
+    half = 0.5 if math.isinf(knots[-1] - knots[0]) else 1.0  # for the largest doubles
+    return [float(np.interp(half * v, half * knots, one)) for one in np.eye(len(knots))]
 
 
 def _number(column: Mapping[str, Any], value: float | None) -> float:

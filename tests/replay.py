@@ -681,6 +681,13 @@ class Column:
     mean: float = 0.0
     sd: float = 1.0
     image: Image | None = None
+    knots: tuple[float, ...] = ()
+    """After log1p; the column's width is 1 and their number."""
+
+    @property
+    def basis_size(self) -> int:
+        """Basis functions: levels or knots."""
+        return self.width if self.kind == "category" else len(self.knots)
 
 
 @dataclass(frozen=True)
@@ -694,11 +701,15 @@ class Encoder:
     """Every feature to [-1, 1]; the norm of the row is not bounded then."""
     projection: npt.NDArray[np.float32] | None = None
     """Shape (projected features, raw features); see `projection_matrix`."""
+    crosses: tuple[tuple[int, int], ...] = ()
+    """Pairs of columns, by their places."""
 
     @property
     def n_raw(self) -> int:
         """Features of a row before the projection."""
-        return sum(column.width for column in self.columns)
+        sizes = [column.basis_size for column in self.columns]
+        products = sum(sizes[first] * sizes[second] for first, second in self.crosses)
+        return sum(column.width for column in self.columns) + products
 
     @property
     def n_features(self) -> int:
@@ -722,17 +733,21 @@ def _c_value(column: Column, value: Any, kept: list[Any]) -> dict[str, Any]:
 
 def _c_encoder(encoder: Encoder, values: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
     """An encoder and a row's values for C, and what must live as long as they do."""
+    knots = [np.array(column.knots, dtype=np.float64) for column in encoder.columns]
     columns = [
         {
             **vars(column),
             "kind": _COLUMN_KINDS[column.kind],
             "scale": _SCALES[column.scale],
             "image": column.image or (0, 0, 0, 0),
+            "n_knots": own.size,
+            "knots": pointer(own),
         }
-        for column in encoder.columns
+        for column, own in zip(encoder.columns, knots, strict=True)
     ]
     c_columns = ffi.new("DpmlColumn[]", columns)
-    kept: list[Any] = [c_columns]
+    c_crosses = ffi.new("DpmlCross[]", list(encoder.crosses))
+    kept: list[Any] = [c_columns, c_crosses, knots]
     c_values = ffi.new(
         "DpmlValue[]",
         [_c_value(column, value, kept) for column, value in zip(encoder.columns, values, strict=True)],
@@ -742,6 +757,8 @@ def _c_encoder(encoder: Encoder, values: Sequence[Any]) -> tuple[Any, Any, list[
         {
             "columns": c_columns,
             "n_columns": len(columns),
+            "crosses": c_crosses,
+            "n_crosses": len(encoder.crosses),
             "n_raw": encoder.n_raw,
             "n_features": encoder.n_features,
             "intercept": encoder.intercept,

@@ -68,23 +68,65 @@ dpml_json_find(const DpmlJson *json, const char *key, JsonbValue *value)
 		value->type != jbvNull;
 }
 
+/* A value as a number of the domain in *out; false if it is none. */
+static bool
+take_number(const JsonbValue *value, const DpmlDomain *domain, double *out)
+{
+	double		x;
+
+	if (value->type != jbvNumeric)
+		return false;
+	x = DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(value->val.numeric)));
+	if (!isfinite(x) || x > domain->high || x < domain->low ||
+		(domain->low_open && x == domain->low) || (domain->integer && x != floor(x)))
+		return false;
+	*out = x;
+	return true;
+}
+
 /* The number at a key in *out; false, with *out unchanged, where the key is absent. */
 bool
 dpml_json_number(const DpmlJson *json, const char *key, const DpmlDomain *domain, double *out)
 {
 	JsonbValue	value;
-	double		x;
 
 	if (!dpml_json_find(json, key, &value))
 		return false;
-	if (value.type != jbvNumeric)
+	if (!take_number(&value, domain, out))
 		dpml_json_reject(json, key, domain->text);
-	x = DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, NumericGetDatum(value.val.numeric)));
-	if (!isfinite(x) || x > domain->high || x < domain->low ||
-		(domain->low_open && x == domain->low) || (domain->integer && x != floor(x)))
-		dpml_json_reject(json, key, domain->text);
-	*out = x;
 	return true;
+}
+
+/* The array at a key, of at least `minimum` items, in *array; returns how many, 0 if absent. */
+int
+dpml_json_array(const DpmlJson *json, const char *key, int minimum, const char *domain, JsonbContainer **array)
+{
+	JsonbValue	value;
+	int			n;
+
+	if (!dpml_json_find(json, key, &value))
+		return 0;
+	if (value.type != jbvBinary || !JsonContainerIsArray(value.val.binary.data))
+		dpml_json_reject(json, key, domain);
+	*array = value.val.binary.data;
+	n = JsonContainerSize(*array);
+	if (n < minimum || n > DPML_MAX_FEATURES)
+		dpml_json_reject(json, key, domain);
+	return n;
+}
+
+/* The numbers of a domain, whose text speaks of the array, at a key; 0 if absent. */
+int
+dpml_json_numbers(const DpmlJson *json, const char *key, int minimum, const DpmlDomain *domain, double **out)
+{
+	JsonbContainer *array = NULL;
+	int			n = dpml_json_array(json, key, minimum, domain->text, &array);
+
+	*out = palloc(sizeof(double) * Max(n, 1));
+	for (int i = 0; i < n; i++)
+		if (!take_number(getIthJsonbValueFromContainer(array, i), domain, &(*out)[i]))
+			dpml_json_reject(json, key, domain->text);
+	return n;
 }
 
 bool
@@ -157,20 +199,10 @@ dpml_json_choice(const DpmlJson *json, const char *key, const char *const *names
 int
 dpml_json_texts(const DpmlJson *json, const char *key, int minimum, char ***out)
 {
-	JsonbValue	value;
-	JsonbContainer *array;
 	const char *domain = psprintf("an array of at least %d strings, numbers or booleans", minimum);
-	int			n;
+	JsonbContainer *array = NULL;
+	int			n = dpml_json_array(json, key, minimum, domain, &array);
 
-	*out = NULL;
-	if (!dpml_json_find(json, key, &value))
-		return 0;
-	if (value.type != jbvBinary || !JsonContainerIsArray(value.val.binary.data))
-		dpml_json_reject(json, key, domain);
-	array = value.val.binary.data;
-	n = JsonContainerSize(array);
-	if (n < minimum || n > DPML_MAX_FEATURES)
-		dpml_json_reject(json, key, domain);
 	*out = palloc(sizeof(char *) * Max(n, 1));
 	for (int i = 0; i < n; i++)
 	{

@@ -8,45 +8,25 @@
 #include "utils/memutils.h"
 
 #include "json.h"
+#include "spec_column.h"
 
+#include "kernels/basis.h"
 #include "kernels/block.h"
 #include "kernels/projection.h"
 
-static const char *const spec_keys[] = {"columns", "intercept", "norm", "format", "label", "projection"};
+static const char *const spec_keys[] = {"columns", "intercept", "norm", "format", "label", "projection", "crosses"};
 static const char *const format_names[] = {"dense", "csr"};	/* enum DpmlBlockKind */
 static const char *const norm_names[] = {"clip", "normalize", "clip_values"};
-static const char *const scale_names[] = {"center", "zero_based", "standard"};	/* enum DpmlScale */
 static const char *const label_kinds[] = {"binary", "classes", "number"};	/* enum DpmlLabelKind - 1 */
 
-typedef enum ColumnWord
-{
-	WORD_NUMERIC,
-	WORD_BOOLEAN,
-	WORD_CATEGORY,
-	WORD_ARRAY,
-	WORD_SPARSE
-} ColumnWord;
-
-static const char *const column_kinds[] = {"numeric", "boolean", "category", "array", "sparse"};
-
-static const char *const numeric_keys[] = {"name", "kind", "scale", "lower", "upper", "mean", "sd", "log1p"};
-static const char *const boolean_keys[] = {"name", "kind", "scale"};
-static const char *const category_keys[] = {"name", "kind", "levels", "centered"};
-static const char *const array_keys[] = {
-	"name", "kind", "length", "scale", "lower", "upper", "mean", "sd", "log1p", "image"
-};
-static const char *const sparse_keys[] = {
-	"name", "kind", "length", "indices", "first_index", "scale", "lower", "upper", "mean", "sd", "log1p"
-};
-static const char *const image_keys[] = {"rows", "columns", "blur", "stride"};
 static const char *const projection_keys[] = {"features", "seed"};
 static const char *const binary_keys[] = {"name", "kind", "positive", "negative"};
 static const char *const classes_keys[] = {"name", "kind", "classes"};
 static const char *const number_keys[] = {"name", "kind", "lower", "upper"};
 
+static const char pairs_of_names[] = "an array of pairs of different columns, by their names";
+
 static const DpmlDomain any_number = {-HUGE_VAL, HUGE_VAL, false, false, "a finite number"};
-static const DpmlDomain positive = {0, HUGE_VAL, true, false, "a number > 0"};
-static const DpmlDomain zero_or_one = {0, 1, false, true, "0 or 1"};
 static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an integer from 1 to 1048576"};
 
 /* Entries between two interrupt checks. */
@@ -54,187 +34,18 @@ static const DpmlDomain element_count = {1, DPML_MAX_FEATURES, false, true, "an 
 
 static const DpmlDomain public_seed = {0, 9007199254740992.0, false, true, "an integer from 0 to 2^53"};
 
-static char *
-required_name(const DpmlJson *json)
-{
-	char	   *name = dpml_json_text(json, "name", false);
-
-	if (name == NULL || name[0] == '\0')
-		dpml_json_reject(json, "name", "the name of a column");
-	return name;
-}
-
-/* Bounds, and what the scale needs, of a numeric or array column. */
-static void
-parse_scaling(DpmlColumn *column, const DpmlJson *json)
-{
-	bool		has_lower;
-	bool		has_upper;
-
-	column->scale = dpml_json_choice(json, "scale", scale_names, lengthof(scale_names), DPML_CENTER);
-	column->log1p = dpml_json_bool(json, "log1p", false);
-	column->lower = -HUGE_VAL;
-	column->upper = HUGE_VAL;
-	column->sd = 1.0;
-	has_lower = dpml_json_number(json, "lower", &any_number, &column->lower);
-	has_upper = dpml_json_number(json, "upper", &any_number, &column->upper);
-
-	if (column->scale == DPML_STANDARD)
-	{
-		if (!dpml_json_number(json, "mean", &any_number, &column->mean))
-			dpml_json_reject(json, "mean", "given with scale \"standard\": a finite number");
-		if (!dpml_json_number(json, "sd", &positive, &column->sd))
-			dpml_json_reject(json, "sd", "given with scale \"standard\": a number > 0");
-	}
-	else
-	{
-		double		unused;
-
-		if (!has_lower)
-			dpml_json_reject(json, "lower", "a finite number unless the scale is \"standard\"");
-		if (!has_upper)
-			dpml_json_reject(json, "upper", "a finite number unless the scale is \"standard\"");
-		if (dpml_json_number(json, "mean", &any_number, &unused))
-			dpml_json_reject(json, "mean", "absent unless the scale is \"standard\"");
-		if (dpml_json_number(json, "sd", &positive, &unused))
-			dpml_json_reject(json, "sd", "absent unless the scale is \"standard\"");
-	}
-	if (!(column->lower < column->upper))
-		dpml_json_reject(json, "lower", "less than \"upper\"");
-	if (column->log1p && !(column->lower >= 0))
-		dpml_json_reject(json, "lower", "given and >= 0 with \"log1p\"");
-}
-
-#define CHECK_KEYS(json, keys) dpml_json_check_keys((json), (keys), lengthof(keys))
-
-/* The reduced image that an array column may be encoded as. */
-static void
-parse_image(DpmlSpec *spec, DpmlColumn *column, const DpmlJson *parent)
-{
-	DpmlImage	image = {0};
-	int32	   *parts[] = {&image.rows, &image.columns, &image.blur, &image.stride};
-	JsonbValue	value;
-	DpmlJson	json;
-	double		number;
-
-	if (!dpml_json_find(parent, "image", &value))
-		return;
-	if (value.type != jbvBinary)
-		dpml_json_reject(parent, "image", "an object");
-	dpml_json_open(&json, value.val.binary.data, psprintf("the image of %s", parent->where));
-	CHECK_KEYS(&json, image_keys);
-	for (int i = 0; i < (int) lengthof(parts); i++)
-	{
-		if (!dpml_json_number(&json, image_keys[i], &element_count, &number))
-			dpml_json_reject(&json, image_keys[i], element_count.text);
-		*parts[i] = (int32) number;
-	}
-	if ((int64) image.rows * image.columns != column->width)
-		dpml_json_reject(&json, "rows", "the length of the array divided by \"columns\"");
-	if (image.blur % 2 == 0)
-		dpml_json_reject(&json, "blur", "an odd integer");
-	column->image = image;
-	column->width = dpml_image_features(&image);
-	spec->blur_cost += (double) column->width * Min(image.blur, image.rows) * Min(image.blur, image.columns);
-	if (spec->blur_cost > DPML_MAX_BLUR)
-		dpml_json_reject(&json, "blur", "smaller: the blurred pixels of all images look at more than 2^26 pixels");
-}
-
-/* An array or a sparse column has a number of elements. */
-static void
-parse_length(DpmlColumn *column, const DpmlJson *json)
-{
-	double		length;
-
-	if (!dpml_json_number(json, "length", &element_count, &length))
-		dpml_json_reject(json, "length", element_count.text);
-	column->width = (int32) length;
-}
-
-/* Where a sparse column has its indices: a column of their own, or inside the value. */
-static void
-parse_indices(DpmlSpec *spec, int i, const DpmlJson *json)
-{
-	double		first = 0;
-	bool		has_first = dpml_json_number(json, "first_index", &zero_or_one, &first);
-
-	spec->index_names[i] = dpml_json_text(json, "indices", false);
-	if (spec->index_names[i] != NULL && spec->index_names[i][0] == '\0')
-		dpml_json_reject(json, "indices", "the name of a column");
-	if (has_first != (spec->index_names[i] != NULL))
-		dpml_json_reject(json, "first_index", "given with \"indices\", and only with it: 0 or 1");
-	spec->first_index[i] = (int32) first;
-}
-
-static void
-parse_column(DpmlSpec *spec, DpmlColumn *column, int i, JsonbContainer *object)
-{
-	DpmlJson	json;
-	ColumnWord	word;
-
-	dpml_json_open(&json, object, psprintf("column %d of the specification", i + 1));
-	spec->names[i] = required_name(&json);
-	json.where = psprintf("column \"%s\"", spec->names[i]);
-	word = dpml_json_choice(&json, "kind", column_kinds, lengthof(column_kinds), -1);
-	memset(column, 0, sizeof(*column));
-	column->width = 1;
-	switch (word)
-	{
-		case WORD_NUMERIC:
-			CHECK_KEYS(&json, numeric_keys);
-			column->kind = DPML_NUMERIC;
-			parse_scaling(column, &json);
-			break;
-		case WORD_BOOLEAN:
-			CHECK_KEYS(&json, boolean_keys);
-			column->kind = DPML_NUMERIC;
-			/* two of the three scales: without "standard" */
-			column->scale = dpml_json_choice(&json, "scale", scale_names, 2, DPML_CENTER);
-			column->upper = 1.0;
-			break;
-		case WORD_CATEGORY:
-			CHECK_KEYS(&json, category_keys);
-			column->kind = DPML_CATEGORY;
-			column->centered = dpml_json_bool(&json, "centered", true);
-			spec->levels[i].n = dpml_json_texts(&json, "levels", 1, &spec->levels[i].names);
-			if (spec->levels[i].n == 0)
-				dpml_json_reject(&json, "levels", "given: an array of at least 1 strings, numbers or booleans");
-			column->width = spec->levels[i].n;
-			break;
-		case WORD_ARRAY:
-			CHECK_KEYS(&json, array_keys);
-			column->kind = DPML_ARRAY;
-			parse_length(column, &json);
-			parse_scaling(column, &json);
-			parse_image(spec, column, &json);
-			break;
-		case WORD_SPARSE:
-			CHECK_KEYS(&json, sparse_keys);
-			column->kind = DPML_SPARSE;
-			parse_length(column, &json);
-			parse_indices(spec, i, &json);
-			parse_scaling(column, &json);
-			if (!dpml_keeps_zero(column))
-				dpml_json_reject(&json, "scale", "one that leaves 0 at 0: elements that are not given are 0");
-			break;
-	}
-}
-
-static void
+/* Parse the columns; returns how many features they are. */
+static int64
 parse_columns(DpmlSpec *spec, const DpmlJson *json)
 {
-	JsonbValue	value;
-	JsonbContainer *array;
+	static const char domain[] = "an array of 1 to 1048576 columns";
+	JsonbContainer *array = NULL;
+	int			n = dpml_json_array(json, "columns", 1, domain, &array);
 	DpmlColumn *columns;
 	int64		n_features = 0;
-	int			n;
 
-	if (!dpml_json_find(json, "columns", &value) || value.type != jbvBinary ||
-		!JsonContainerIsArray(value.val.binary.data) || JsonContainerSize(value.val.binary.data) == 0 ||
-		JsonContainerSize(value.val.binary.data) > DPML_MAX_FEATURES)
-		dpml_json_reject(json, "columns", "an array of 1 to 1048576 columns");
-	array = value.val.binary.data;
-	n = JsonContainerSize(array);
+	if (n == 0)
+		dpml_json_reject(json, "columns", domain);
 	columns = palloc0(n * sizeof(DpmlColumn));
 	spec->names = palloc0(n * sizeof(char *));
 	spec->index_names = palloc0(n * sizeof(char *));
@@ -246,12 +57,80 @@ parse_columns(DpmlSpec *spec, const DpmlJson *json)
 
 		if (item->type != jbvBinary)
 			dpml_json_reject(json, "columns", "an array of objects");
-		parse_column(spec, &columns[i], i, item->val.binary.data);
+		dpml_spec_column(spec, &columns[i], i, item->val.binary.data);
 		n_features += columns[i].width;
 		spec->n_fields += spec->index_names[i] != NULL ? 2 : 1;
 	}
 	spec->encoder.columns = columns;
 	spec->encoder.n_columns = n;
+	return n_features;
+}
+
+/* The column of a name that a cross gives, if it may be crossed. */
+static int32
+crossed_column(const DpmlSpec *spec, const DpmlJson *json, const JsonbValue *name)
+{
+	int			i = 0;
+
+	if (name == NULL || name->type != jbvString)
+		dpml_json_reject(json, "crosses", pairs_of_names);
+	while (i < spec->encoder.n_columns &&
+		   (strlen(spec->names[i]) != (size_t) name->val.string.len ||
+			memcmp(spec->names[i], name->val.string.val, name->val.string.len) != 0))
+		i++;
+	if (i == spec->encoder.n_columns)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("\"crosses\" in %s name column \"%.*s\", which is none of \"columns\"", json->where,
+						name->val.string.len, name->val.string.val)));
+	if (dpml_basis_size(&spec->encoder.columns[i]) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("column \"%s\" has neither levels nor knots, and cannot be crossed", spec->names[i]),
+				 errhint("Give a number \"knots\", or make it a category with \"levels\".")));
+	return i;
+}
+
+/* Parse the crosses; returns how many features they are. */
+static int64
+parse_crosses(DpmlSpec *spec, const DpmlJson *json)
+{
+	JsonbContainer *array = NULL;
+	int			n = dpml_json_array(json, "crosses", 0, pairs_of_names, &array);
+	DpmlCross  *crosses = palloc0(Max(n, 1) * sizeof(DpmlCross));
+	int64		n_features = 0;
+
+	for (int i = 0; i < n; i++)
+	{
+		JsonbValue *pair = getIthJsonbValueFromContainer(array, i);
+		int32	   *ends[] = {&crosses[i].first, &crosses[i].second};
+		int64		width = 1;
+
+		CHECK_FOR_INTERRUPTS();
+		if (pair->type != jbvBinary || !JsonContainerIsArray(pair->val.binary.data) ||
+			JsonContainerSize(pair->val.binary.data) != (int) lengthof(ends))
+			dpml_json_reject(json, "crosses", pairs_of_names);
+		for (int end = 0; end < (int) lengthof(ends); end++)
+		{
+			*ends[end] = crossed_column(spec, json, getIthJsonbValueFromContainer(pair->val.binary.data, end));
+			width *= dpml_basis_size(&spec->encoder.columns[*ends[end]]);
+		}
+		if (crosses[i].first == crosses[i].second)
+			dpml_json_reject(json, "crosses", pairs_of_names);
+		n_features += width;
+	}
+	spec->encoder.crosses = crosses;
+	spec->encoder.n_crosses = n;
+	return n_features;
+}
+
+/* The features of columns and crosses, and the intercept. */
+static void
+parse_features(DpmlSpec *spec, const DpmlJson *json)
+{
+	int64		n_features = parse_columns(spec, json);
+
+	n_features += parse_crosses(spec, json);
 	spec->encoder.intercept = dpml_json_bool(json, "intercept", true);
 	if (n_features + spec->encoder.intercept > DPML_MAX_FEATURES)
 		ereport(ERROR,
@@ -275,7 +154,7 @@ parse_projection(DpmlSpec *spec, JsonbContainer *object)
 	int64		n;
 
 	dpml_json_open(&json, object, "the projection");
-	CHECK_KEYS(&json, projection_keys);
+	DPML_CHECK_KEYS(&json, projection_keys);
 	if (!dpml_json_number(&json, "features", &element_count, &features))
 		dpml_json_reject(&json, "features", element_count.text);
 	(void) dpml_json_number(&json, "seed", &public_seed, &seed);
@@ -300,12 +179,12 @@ parse_label(DpmlSpec *spec, JsonbContainer *object)
 	char	   *negative;
 
 	dpml_json_open(&json, object, "the label");
-	spec->label_name = required_name(&json);
+	spec->label_name = dpml_spec_name(&json);
 	spec->label_kind = dpml_json_choice(&json, "kind", label_kinds, lengthof(label_kinds), -1) + 1;
 	switch (spec->label_kind)
 	{
 		case DPML_LABEL_BINARY:
-			CHECK_KEYS(&json, binary_keys);
+			DPML_CHECK_KEYS(&json, binary_keys);
 			spec->label_levels.names = palloc0(2 * sizeof(char *));
 			spec->label_levels.names[0] = dpml_json_text(&json, "positive", true);
 			if (spec->label_levels.names[0] == NULL)
@@ -317,13 +196,13 @@ parse_label(DpmlSpec *spec, JsonbContainer *object)
 			spec->label_levels.n = negative != NULL ? 2 : 1;
 			break;
 		case DPML_LABEL_CLASSES:
-			CHECK_KEYS(&json, classes_keys);
+			DPML_CHECK_KEYS(&json, classes_keys);
 			spec->label_levels.n = dpml_json_texts(&json, "classes", 2, &spec->label_levels.names);
 			if (spec->label_levels.n == 0)
 				dpml_json_reject(&json, "classes", "given: an array of at least 2 strings, numbers or booleans");
 			break;
 		default:
-			CHECK_KEYS(&json, number_keys);
+			DPML_CHECK_KEYS(&json, number_keys);
 			if (!dpml_json_number(&json, "lower", &any_number, &spec->label_lower))
 				dpml_json_reject(&json, "lower", "a finite number");
 			if (!dpml_json_number(&json, "upper", &any_number, &spec->label_upper))
@@ -343,8 +222,8 @@ dpml_spec_parse(Jsonb *jsonb)
 	JsonbValue	projection;
 
 	dpml_json_open(&json, &jsonb->root, "the specification");
-	CHECK_KEYS(&json, spec_keys);
-	parse_columns(spec, &json);
+	DPML_CHECK_KEYS(&json, spec_keys);
+	parse_features(spec, &json);
 	spec->encoder.norm = dpml_json_choice(&json, "norm", norm_names, lengthof(norm_names), DPML_NORMALIZE);
 	spec->block_kind = dpml_json_choice(&json, "format", format_names, lengthof(format_names), DPML_DENSE);
 	if (dpml_json_find(&json, "projection", &projection))

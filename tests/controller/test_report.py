@@ -518,7 +518,7 @@ def test_pictures_of_a_whitened_model() -> None:
 
 def test_the_record_of_a_whitened_model() -> None:
     record = model_report.model_record(WHITENED)
-    assert record["format"] == "pg_dpml model, version 2"
+    assert record["format"] == "pg_dpml model, version 3"
     assert WHITENED.whitening is not None
     np.testing.assert_array_equal(record["whitening"], WHITENED.whitening)
     assert model_report.model_record(MODEL)["whitening"] is None

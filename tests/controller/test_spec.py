@@ -6,12 +6,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pg_dpml.blocks.encoder import FeatureNames, columns_read
+from pg_dpml.blocks.encoder import columns_read
+from pg_dpml.blocks.features import FeatureNames
 from pg_dpml.errors import SpecError
 from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
@@ -23,6 +25,7 @@ from pg_dpml.training.spec import TrainSpec
 
 BINARY = Label("income", positive=">50K")
 AGE = Column("age", lower=17, upper=90)
+TOWN = Column("town", levels=("Aix", "Bonn"))
 
 SPEC = """
 table = "people"
@@ -124,6 +127,25 @@ def column(**given: object) -> Column:
             {"indices": "places", "length": 9, "first_index": 1, "rows": 3},
             ["column age", "neither a category nor an image"],
         ),
+        ({"knots": 8}, ["column age: knots", "public bounds lower and upper"]),
+        ({"knots": 8, "scale": "standard", "mean": 0, "sd": 1}, ["column age: knots", "lower and upper"]),
+        ({"lower": 0, "upper": 1, "knots": 0}, ["column age: knots", "1 to 999", "list of places"]),
+        ({"lower": 0, "upper": 1, "knots": 1000}, ["column age: knots", "1 to 999"]),
+        ({"lower": 0, "upper": 1, "knots": True}, ["column age: knots", "whole number"]),
+        ({"lower": 0, "upper": 1, "knots": 8.0}, ["column age: knots", "whole number"]),
+        ({"lower": 0, "upper": 1, "knots": "8"}, ["column age: knots", "whole number"]),
+        ({"lower": 0, "upper": 1, "knots": []}, ["column age: knots", "2 to 1000 places", "not 0"]),
+        ({"lower": 0, "upper": 1, "knots": [0.5]}, ["column age: knots", "2 to 1000 places", "not 1"]),
+        ({"lower": 0, "upper": 1, "knots": [i / 2000 for i in range(1001)]}, ["2 to 1000 places"]),
+        ({"lower": 0, "upper": 1, "knots": [0, "a"]}, ["column age: knots", "number"]),
+        ({"lower": 0, "upper": 1, "knots": [0, None]}, ["column age: knots", "as lower and upper are"]),
+        ({"lower": 0, "upper": 1, "knots": [0, math.inf]}, ["column age: knots", "finite"]),
+        ({"lower": 0, "upper": 1, "knots": [0, date(2020, 1, 1)]}, ["as lower and upper are"]),
+        ({"lower": 0, "upper": 1, "knots": [0, 0.5, 0.5]}, ["column age: knots", "0.5 is not above 0.5"]),
+        ({"lower": 0, "upper": 1, "knots": [0, 2]}, ["column age: knots", "lower = 0", "upper = 1"]),
+        ({"lower": 0, "upper": 1, "knots": [-1, 1]}, ["column age: knots", "lower = 0", "upper = 1"]),
+        ({"levels": ["a"], "knots": 8}, ["column age", "knots belong to a number", "each level"]),
+        ({"lower": 0, "upper": 1, "length": 3, "knots": 8}, ["column age", "not to an array", "view"]),
         ({"lowr": 0}, ["column age", "unknown key", "lowr", "lower"]),
         ({"name": "other"}, ["column age", "unknown key", "name"]),
     ],
@@ -202,6 +224,15 @@ def data(**changes: Any) -> DataSpec:
         ({"unit": "age"}, ["unit age", "feature"]),
         ({"unit": "income"}, ["unit income", "label"]),
         ({"unit": 3}, ["unit"]),
+        ({"crosses": "age"}, ["crosses", "list of pairs"]),
+        ({"crosses": 3}, ["crosses", "list of pairs"]),
+        ({"crosses": ["age", "town"]}, ["crosses", "'age' is no pair"]),
+        ({"crosses": [["age"]]}, ["crosses", "is no pair"]),
+        ({"crosses": [["age", 3]]}, ["crosses", "name of a column, not 3"]),
+        ({"crosses": [["age", "agee"]]}, ["crosses: agee is no column of the spec", "did you mean age"]),
+        ({"crosses": [["age", "town"]]}, ["crosses: town is no column", "[columns.town]"]),
+        ({"crosses": [["age", "age"]]}, ["crosses: age", "with itself"]),
+        ({"columns": (AGE, TOWN), "crosses": [["age", "town"], ["town", "age"]]}, ["crosses", "only once"]),
     ],
 )
 def test_data_refusals(changes: dict[str, Any], names: list[str]) -> None:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
  * The parser of the encoder's specification, and the encoder with what it
- * accepts: every row of whatever values is finite and within norm 1 - 2^-20.
+ * accepts: every row of whatever values is finite and within norm 1 - 2^-20, or each feature within [-1, 1].
  * Input: the document, then the values.
  */
 #include "document.h"
@@ -10,6 +10,7 @@
 
 #include "spec.h"
 
+#include "kernels/basis.h"
 #include "kernels/block.h"
 #include "kernels/norm.h"
 #include "kernels/projection.h"
@@ -25,7 +26,7 @@ static const char *const words[] = {
 	"mean", "sd", "log1p", "levels", "centered", "length", "image", "rows", "blur", "stride", "features", "seed",
 	"positive", "negative", "classes", "dense", "csr", "clip", "normalize", "center", "zero_based", "standard",
 	"numeric", "boolean", "category", "array", "binary", "number", "sparse", "indices", "first_index", "clip_values",
-	""
+	"", "knots", "crosses"
 };
 
 /* -Wl,--wrap: one as large as allowed takes half a second to make. */
@@ -49,6 +50,31 @@ parse_spec(Jsonb *json, void *argument)
 }
 
 static void
+check_column(const DpmlColumn *column)
+{
+	REQUIRE(column->width >= 1);
+	REQUIRE(column->n_knots == 0 || (column->kind == DPML_NUMERIC && column->width == 1 + column->n_knots));
+	for (int32_t j = 0; j < column->n_knots; j++)
+		REQUIRE(isfinite(column->knots[j]) && (j == 0 || column->knots[j] > column->knots[j - 1]));
+}
+
+/* The basis functions of a column at a value sum to 1, or there are none. */
+static void
+check_basis(const DpmlColumn *column, const DpmlValue *value)
+{
+	DpmlBasis	basis;
+	double		sum = 0.0;
+
+	dpml_basis(column, value, &basis);
+	for (int i = 0; i < basis.n; i++)
+	{
+		REQUIRE(basis.at[i] >= 0 && basis.at[i] < dpml_basis_size(column) && basis.weight[i] >= 0.0);
+		sum += basis.weight[i];
+	}
+	REQUIRE(basis.n == 0 || fabs(sum - 1.0) < 1e-15);
+}
+
+static void
 check_encoder(const DpmlEncoder *encoder)
 {
 	int64		n_raw = 0;
@@ -56,8 +82,17 @@ check_encoder(const DpmlEncoder *encoder)
 	REQUIRE(encoder->n_columns >= 1 && encoder->n_features >= 1 && encoder->n_features <= DPML_MAX_FEATURES);
 	for (int32_t i = 0; i < encoder->n_columns; i++)
 	{
-		REQUIRE(encoder->columns[i].width >= 1);
+		check_column(&encoder->columns[i]);
 		n_raw += encoder->columns[i].width;
+	}
+	for (int32_t i = 0; i < encoder->n_crosses; i++)
+	{
+		const DpmlCross *cross = &encoder->crosses[i];
+
+		REQUIRE(cross->first >= 0 && cross->first < encoder->n_columns && cross->first != cross->second);
+		REQUIRE(cross->second >= 0 && cross->second < encoder->n_columns);
+		n_raw += (int64) dpml_basis_size(&encoder->columns[cross->first]) *
+			dpml_basis_size(&encoder->columns[cross->second]);
 	}
 	REQUIRE(n_raw == encoder->n_raw && n_raw <= DPML_MAX_FEATURES);
 }
@@ -138,12 +173,18 @@ encode(const DpmlEncoder *encoder, Bytes *bytes)
 	double		squares = 0.0;
 
 	for (int32_t i = 0; i < encoder->n_columns; i++)
+	{
 		values[i] = encoder->columns[i].kind == DPML_SPARSE ? next_sparse(&encoder->columns[i], bytes)
 			: next_value(&encoder->columns[i], bytes);
+		check_basis(&encoder->columns[i], &values[i]);
+	}
 	dpml_encode_row(encoder, values, work, out);
 	for (int32_t i = 0; i < encoder->n_features; i++)
+	{
+		REQUIRE(fabs(out[i]) <= 1.0);
 		squares += (double) out[i] * out[i];
-	REQUIRE(sqrt(squares) <= 1.0 - 0x1p-20);
+	}
+	REQUIRE(encoder->norm == DPML_CLIP_VALUES || sqrt(squares) <= 1.0 - 0x1p-20);
 	if (encoder->projection == NULL)
 		check_sparse(encoder, values, out);
 	dpml_clip_row(encoder->n_raw, work);

@@ -349,3 +349,166 @@ def test_sparse_column_with_bad_places_is_zero(places: list[int]) -> None:
     columns, values = replay.encode_sparse(Encoder((column,), intercept=False), row)
     assert columns.size == values.size == 0
     assert not encode_row(Encoder((column,), intercept=False), row).any()
+
+
+# Curves and crosses
+
+
+def curve(fields: dict[str, Any], knots: tuple[float, ...]) -> Column:
+    """A number with knots, given before log1p."""
+    placed = tuple(math.log1p(knot) for knot in knots) if fields["log1p"] else knots
+    return Column("numeric", **fields, width=1 + len(knots), knots=placed)
+
+
+@st.composite
+def curves_with_values(draw: st.DrawFn) -> tuple[Column, Any]:
+    """A curve between any bounds, its knots anywhere inside, and a value that is often one of them."""
+    fields = draw(numeric_fields())
+    lower, upper = fields["lower"], fields["upper"]
+    assume(math.isfinite(lower) and math.isfinite(upper))
+    shares = draw(st.lists(st.floats(0, 1), max_size=6))
+    inner = {(1 - share) * lower + share * upper for share in shares}
+    ends = draw(st.sampled_from([(lower, upper), (lower / 2 + upper / 2, upper)]))
+    knots = tuple(sorted({knot for knot in inner if ends[0] < knot < ends[1]} | set(ends)))
+    column = curve(fields, knots)
+    assume(len(knots) > 1 and all(np.diff(np.array(column.knots) / 2) > 0))
+    value = st.none() | any_float | st.sampled_from([*knots, lower, upper, math.nextafter(lower, upper)])
+    return column, draw(value)
+
+
+levels_with_values = st.integers(1, 4).flatmap(
+    lambda width: st.tuples(st.just(Column("category", width=width)), st.none() | st.integers(-1, width))
+)
+
+
+@st.composite
+def crossed_rows(draw: st.DrawFn) -> tuple[list[tuple[Column, Any]], tuple[tuple[int, int], ...]]:
+    """Curves, categories and crosses of them."""
+    row = draw(st.lists(curves_with_values() | levels_with_values, min_size=2, max_size=4))
+    pairs = st.tuples(*[st.integers(0, len(row) - 1)] * 2).filter(lambda pair: pair[0] != pair[1])
+    return row, tuple(draw(st.lists(pairs, max_size=3)))
+
+
+NORMS = st.sampled_from([(True, False), (False, False), (False, True)])
+
+
+@given(crossed_rows(), st.booleans(), NORMS)
+def test_curves_and_crosses_are_total_and_bounded(
+    crossed: tuple[list[tuple[Column, Any]], tuple[tuple[int, int], ...]],
+    intercept: bool,
+    norm: tuple[bool, bool],
+) -> None:
+    row, crosses = crossed
+    values = [value for _, value in row]
+    encoder = Encoder(tuple(column for column, _ in row), intercept, *norm, crosses=crosses)
+    out = replay.encode_row(encoder, values)
+    assert np.all(np.isfinite(out))
+    if encoder.clip_values:
+        assert np.all(np.abs(out) <= 1.0)
+    else:
+        assert exact_norm(out) <= LARGEST_NORM
+    columns, sparse = replay.encode_sparse(encoder, values)
+    assert np.all(np.diff(columns.astype(np.int64)) > 0)
+    spread = np.zeros_like(out)
+    spread[columns] = sparse
+    np.testing.assert_array_equal(spread, out)
+    most = 3 * len(row) + 4 * len(crosses) + intercept
+    assert columns.size <= most
+
+
+@given(crossed_rows())
+def test_basis_functions_sum_to_one(
+    crossed: tuple[list[tuple[Column, Any]], tuple[tuple[int, int], ...]],
+) -> None:
+    """Of a curve at any number, and of a cross where both of its values are known; else they are zeros."""
+    row, crosses = crossed
+    encoder = Encoder(tuple(column for column, _ in row), False, clip_values=True, crosses=crosses)
+    out = replay.encode_row(encoder, [value for _, value in row]).astype(np.float64)
+    known, at = [], 0
+    for column, value in row:
+        own = out[at : at + column.width]
+        at += column.width
+        if column.kind == "category":
+            known.append(value is not None and 0 <= value < column.width)
+        else:
+            known.append(value is not None and not math.isnan(value))
+            assert np.count_nonzero(own[1:]) <= 2
+            assert own[1:].sum() == pytest.approx(float(known[-1]), abs=1e-6)
+    for pair in crosses:
+        width = math.prod(encoder.columns[i].basis_size for i in pair)
+        own = out[at : at + width]
+        at += width
+        assert np.count_nonzero(own) <= 4
+        assert own.sum() == pytest.approx(float(all(known[i] for i in pair)), abs=1e-6)
+        assert own.min() >= 0.0
+    assert at == out.size
+
+
+def test_hats() -> None:
+    """Values at knots, between and beyond them, and none; the knots do not reach the bounds."""
+    column = Column("numeric", "zero_based", width=4, lower=0.0, upper=10.0, knots=(2.0, 4.0, 8.0))
+    encoder = Encoder((column,), intercept=False, clip_values=True)
+    for value, wanted in (
+        (2, [0.2, 1, 0, 0]),
+        (4, [0.4, 0, 1, 0]),
+        (8, [0.8, 0, 0, 1]),
+        (3, [0.3, 0.5, 0.5, 0]),
+        (5, [0.5, 0, 0.75, 0.25]),
+        (0, [0, 1, 0, 0]),
+        (9, [0.9, 0, 0, 1]),
+        (-math.inf, [0, 1, 0, 0]),
+        (math.inf, [1, 0, 0, 1]),
+        (1e300, [1, 0, 0, 1]),
+        (None, [0, 0, 0, 0]),
+        (math.nan, [0, 0, 0, 0]),
+    ):
+        np.testing.assert_allclose(replay.encode_row(encoder, [value]), wanted, atol=1e-7)
+
+
+def test_hats_of_the_largest_numbers() -> None:
+    """Differences of knots beyond the largest double, and of neighbouring doubles."""
+    ends = (-1.7e308, 1.7e308)
+    column = Column("numeric", "zero_based", width=3, lower=ends[0], upper=ends[1], knots=ends)
+    encoder = Encoder((column,), intercept=False, clip_values=True)
+    np.testing.assert_allclose(replay.encode_row(encoder, [0.85e308]), [0.75, 0.25, 0.75], atol=1e-7)
+    tiny = Column("numeric", "zero_based", width=3, lower=0.0, upper=1.0, knots=(0.0, 5e-324))
+    encoder = Encoder((tiny,), intercept=False, clip_values=True)
+    assert replay.encode_row(encoder, [5e-324]).tolist() == [0.0, 0.0, 1.0]
+
+
+@given(crossed_rows(), st.booleans())
+def test_curves_and_crosses_agree_with_the_oracle(
+    crossed: tuple[list[tuple[Column, Any]], tuple[tuple[int, int], ...]], normalize: bool
+) -> None:
+    row, crosses = crossed
+    assume(all(well_separated(column) for column, _ in row))
+    for column, _ in row:
+        gaps, ends = np.diff(column.knots), np.abs(column.knots).max() if column.knots else 1.0
+        assume(not column.knots or (np.all(gaps > 1e-6 * ends) and 1e-300 < ends < 1e300))
+    encoder = Encoder(tuple(column for column, _ in row), True, normalize, crosses=crosses)
+    entries = [
+        as_json(column)
+        | {"name": str(i)}
+        | ({"knots": [math.expm1(k) if column.log1p else k for k in column.knots]} if column.knots else {})
+        for i, (column, _) in enumerate(row)
+    ]
+    spec = {"columns": entries, "crosses": [[str(a), str(b)] for a, b in crosses]}
+    values = [
+        str(value) if column.kind == "category" and value is not None else value for column, value in row
+    ]
+    expected = oracles.encode(spec, values)
+    expected = np.where(np.isfinite(expected), expected, 0.0)
+    expected = oracles.bound_norm(expected, "normalize" if normalize else "clip")
+    out = replay.encode_row(encoder, [value for _, value in row])
+    np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_places_in_a_cross() -> None:
+    """The product of basis functions i and j has place i times the second's size, plus j."""
+    town = Column("category", width=2)
+    age = Column("numeric", "zero_based", width=4, lower=0.0, upper=2.0, knots=(0.0, 1.0, 2.0))
+    encoder = Encoder((town, age), intercept=False, clip_values=True, crosses=((0, 1), (1, 0)))
+    out = replay.encode_row(encoder, [1, 0.25])[6:]
+    assert out.tolist() == [0, 0, 0, 0.75, 0.25, 0, 0, 0.75, 0, 0.25, 0, 0]
+    for values in ([None, 0.25], [2, 0.25], [1, None], [0, math.nan]):
+        assert not replay.encode_row(encoder, values)[6:].any()

@@ -117,6 +117,15 @@ PLANTED = [
     ("spec", "kernels/encode.c", "target_norm = 1.0 - 0x1p-19", "target_norm = 1.0 + 0x1p-19", "not so"),
     (
         "spec",
+        "kernels/basis.c",
+        "high = column->n_knots - 1",
+        "high = column->n_knots",
+        "heap-buffer-overflow",
+    ),
+    ("spec", "kernels/basis.c", "if (!dpml_finite(v))", "if (0)", "not so"),
+    ("spec", "spec.c", "width *= dpml_basis_size(", "width = dpml_basis_size(", "not so"),
+    (
+        "spec",
         "json.c",
         "palloc(sizeof(char *) * Max(n, 1))",
         "palloc(sizeof(char *) * Max(n - 1, 1))",

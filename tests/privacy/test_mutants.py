@@ -81,6 +81,20 @@ MUTANTS = [
         f"{TEST_ENCODE}::test_sparse_column_with_bad_places_is_zero[places0]",
     ),
     Mutant(
+        "curve-of-what-is-no-number",
+        KERNELS,
+        "if (!dpml_finite(v))\n\t\treturn;\n",
+        "",
+        f"{TEST_ENCODE}::test_hats",
+    ),
+    Mutant(
+        "cross-writes-beside-itself",
+        KERNELS,
+        "a.at[i] * size + b.at[j]",
+        "a.at[i] * (size + 1) + b.at[j]",
+        f"{TEST_ENCODE}::test_places_in_a_cross",
+    ),
+    Mutant(
         "sparse-norm-without-its-last-entries",
         KERNELS,
         "rest += x[i] * x[i];\n\t}\n\tsquares = (((lane",

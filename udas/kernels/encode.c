@@ -5,6 +5,8 @@
  * Rounding to float32 moves each feature by at most 2^-24 of itself, so a
  * float64 row of norm 1 - 2^-19 keeps a norm below 1 - 2^-20 once rounded
  * (privacy/README.md, "Floating point").
+ *
+ * Long because a row in its dense and in its sparse form comes of the same arithmetic, bit for bit.
  */
 #include "encode.h"
 
@@ -12,6 +14,7 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "basis.h"
 #include "norm.h"
 #include "scalar.h"
 #include "vector.h"
@@ -144,6 +147,18 @@ encode_image(const DpmlColumn *column, const Bounds *bounds, const double *pixel
 			*out++ = blurred(column, bounds, pixels, r, c);
 }
 
+/* A number as its scaled value, and after it the hats of its curve. */
+static void
+encode_number(const DpmlColumn *column, const Bounds *bounds, const DpmlValue *value, double *out)
+{
+	DpmlBasis	basis;
+
+	out[0] = scale_number(column, bounds, value->number);
+	dpml_basis(column, value, &basis);
+	for (int32_t i = 0; i < basis.n; i++)
+		out[1 + basis.at[i]] = basis.weight[i];
+}
+
 /* The given elements of a sparse column are inside it, each once. */
 static int
 has_places(const DpmlColumn *column, const DpmlValue *value)
@@ -175,7 +190,7 @@ encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
 	}
 	bounds = column_bounds(column);
 	if (column->kind == DPML_NUMERIC)
-		out[0] = scale_number(column, &bounds, value->number);
+		encode_number(column, &bounds, value, out);
 	else if (column->kind == DPML_SPARSE)
 	{
 		if (has_places(column, value))
@@ -191,6 +206,37 @@ encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
 	else
 		for (int32_t j = 0; j < column->width; j++)
 			out[j] = scale_number(column, &bounds, value->elements[j]);
+}
+
+/* The products of a cross that are not 0 in a row: their places in the cross and sizes; returns how many. */
+static int32_t
+cross_row(const DpmlEncoder *encoder, const DpmlCross *cross, const DpmlValue *values, int32_t places[4],
+		  double weights[4])
+{
+	return dpml_cross(&encoder->columns[cross->first], &encoder->columns[cross->second], &values[cross->first],
+					  &values[cross->second], places, weights);
+}
+
+static int32_t
+cross_width(const DpmlEncoder *encoder, const DpmlCross *cross)
+{
+	return dpml_basis_size(&encoder->columns[cross->first]) * dpml_basis_size(&encoder->columns[cross->second]);
+}
+
+/* All features of a cross; returns the place after them. */
+static double *
+encode_cross(const DpmlEncoder *encoder, const DpmlCross *cross, const DpmlValue *values, double *out)
+{
+	int32_t		width = cross_width(encoder, cross);
+	int32_t		places[4];
+	double		weights[4];
+	int32_t		n = cross_row(encoder, cross, values, places, weights);
+
+	for (int32_t j = 0; j < width; j++)
+		out[j] = 0.0;
+	for (int32_t i = 0; i < n; i++)
+		out[places[i]] = weights[i];
+	return out + width;
 }
 
 /* Bring the largest entry near 1 by a power of two, so that squares neither overflow nor vanish. */
@@ -279,6 +325,8 @@ dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *wor
 		encode_column(&encoder->columns[c], &values[c], at);
 		at += encoder->columns[c].width;
 	}
+	for (int32_t c = 0; c < encoder->n_crosses; c++)
+		at = encode_cross(encoder, &encoder->crosses[c], values, at);
 	if (encoder->projection != NULL)
 	{
 		work += encoder->n_raw;
@@ -346,6 +394,15 @@ dpml_encode_sparse(const DpmlEncoder *encoder, const DpmlValue *values, double *
 	{
 		n = gather_column(&encoder->columns[c], &values[c], base, n, work, columns);
 		base += (uint32_t) encoder->columns[c].width;
+	}
+	for (int32_t c = 0; c < encoder->n_crosses; c++)
+	{
+		int32_t		places[4];
+		int32_t		n_products = cross_row(encoder, &encoder->crosses[c], values, places, work + n);
+
+		for (int32_t i = 0; i < n_products; i++)
+			columns[n++] = base + (uint32_t) places[i];
+		base += (uint32_t) cross_width(encoder, &encoder->crosses[c]);
 	}
 	if (encoder->intercept)
 	{

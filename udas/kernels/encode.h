@@ -16,7 +16,7 @@ enum DpmlEncodeConstant
 
 enum DpmlColumnKind
 {
-	DPML_NUMERIC = 0,			/* one feature */
+	DPML_NUMERIC = 0,			/* one feature, and one a knot */
 	DPML_CATEGORY = 1,			/* one feature a level */
 	DPML_ARRAY = 2,				/* one feature an element, each as a numeric */
 	DPML_SPARSE = 3				/* an array of which most elements are 0, and only the others are given */
@@ -53,20 +53,31 @@ typedef struct DpmlColumn
 	int32_t		kind;			/* enum DpmlColumnKind */
 	int32_t		scale;			/* enum DpmlScale; numeric, array and sparse */
 	int32_t		log1p;			/* 1: ln(1 + v) of value and bounds before scaling; lower >= 0 */
-	int32_t		width;			/* features: 1, levels, array length, or pixels of the reduced image */
+	int32_t		width;			/* features: 1 and knots, levels, array length, or pixels of the reduced image */
 	int32_t		centered;		/* category: 1 subtracts 1/levels from every feature */
 	double		lower;			/* public bounds, lower < upper; infinite only for standard */
 	double		upper;
 	double		mean;			/* standard only */
 	double		sd;				/* standard only, > 0 */
 	DpmlImage	image;			/* array only; rows = 0 where it is no image */
+	int32_t		n_knots;		/* numeric only; 0: no curve, else >= 2, and the bounds are finite */
+	const double *knots;		/* within the bounds, rising strictly; after log1p, where the column has it */
 } DpmlColumn;
+
+/* The products of the basis functions (basis.h) of two columns, each a category or a curve. */
+typedef struct DpmlCross
+{
+	int32_t		first;			/* of the encoder's columns */
+	int32_t		second;
+} DpmlCross;
 
 typedef struct DpmlEncoder
 {
 	const DpmlColumn *columns;
 	int32_t		n_columns;
-	int32_t		n_raw;			/* sum of widths */
+	const DpmlCross *crosses;	/* their features come after those of the columns */
+	int32_t		n_crosses;
+	int32_t		n_raw;			/* sum of widths, those of crosses included */
 	int32_t		n_features;		/* n_raw, or the projection's, plus the intercept */
 	int32_t		intercept;		/* 1: a last feature of constant 1 */
 	int32_t		norm;			/* enum DpmlNorm */

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from dataclasses import replace
+from typing import Any
 
+from pg_dpml.blocks.features import basis_names
 from pg_dpml.blocks.levels import as_compared
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.columns import ColumnType
@@ -20,30 +21,14 @@ from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.dates import DATE_KINDS, date_number
 
 __all__ = [
-    "FeatureNames",
     "as_in_catalog",
     "columns_read",
     "compared_label",
-    "completed",
     "encode_column",
     "encode_label",
     "is_sparse",
-    "stored_values",
+    "require_crossed",
 ]
-
-
-_DEFAULTS: dict[str, Any] = {
-    "scale": "center",
-    "log1p": False,
-    "lower": None,
-    "upper": None,
-    "mean": 0.0,
-    "sd": 1.0,
-    "centered": True,
-    "length": 1,
-    "image": None,
-}
-"""What the keys of a column mean where they are absent, as in udas/spec.c."""
 
 
 def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
@@ -58,6 +43,7 @@ def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
             )
             for column in data.columns
         ),
+        crosses=tuple((table.column(first), table.column(second)) for first, second in data.crosses),
         label=replace(data.label, column=table.column(data.label.column)),
         unit=None if data.unit is None else table.column(data.unit),
     )
@@ -80,6 +66,10 @@ def encode_column(column: Column, types: Mapping[str, ColumnType]) -> dict[str, 
     where = f"column {shown(column.name)}"
     column_type = types[column.name]
     kind = column_type.kind
+    if column.knots is not None and kind not in ("number", *DATE_KINDS):
+        raise SpecError(
+            f"{where}: knots belong to a number or a date, not to {visible(column_type.name)}: leave them out"
+        )
     if column.indices is not None or kind == "sparse":
         return _encode_sparse(column, types)
     levels = column.levels if column.levels is not None else column_type.enum_labels
@@ -111,7 +101,50 @@ def encode_column(column: Column, types: Mapping[str, ColumnType]) -> dict[str, 
         return entry | _encode_array(column, column_type)
     if column.length is not None:
         raise SpecError(f"{where}: length belongs to an array column, not to {visible(column_type.name)}")
-    return entry | {"kind": "numeric"}
+    entry["kind"] = "numeric"
+    if column.knots is not None:
+        entry["knots"] = _places(column, entry, kind)
+    return entry
+
+
+def _places(column: Column, entry: Mapping[str, Any], kind: str) -> list[float]:
+    """The knots of a number as the encoder compares values with them, before log1p."""
+    where = f"column {shown(column.name)}: knots"
+    assert column.knots is not None
+    if not isinstance(column.knots, int):
+        places = [date_number(place, kind, where) for place in column.knots]
+    else:
+        lower, upper = float(entry["lower"]), float(entry["upper"])
+        there, back = (math.log1p, math.expm1) if entry["log1p"] else (float, float)
+        shares = [i / column.knots for i in range(1, column.knots)]
+        inner = [back((1.0 - share) * there(lower) + share * there(upper)) for share in shares]
+        places = [lower, *inner, upper]
+    compared = [math.log1p(place) for place in places] if entry["log1p"] else places
+    if not all(before < after for before, after in itertools.pairwise(compared)):
+        raise SpecError(f"{where} lie so close together that numbers cannot keep them apart: give fewer")
+    return places
+
+
+def require_crossed(crosses: Sequence[tuple[str, str]], columns: Sequence[Mapping[str, Any]]) -> None:
+    """Reject crosses of columns, as entries of the encoder, that have neither levels nor knots.
+
+    Raises
+    ------
+    SpecError
+        With what to give such a column.
+    """
+    entries = {column["name"]: column for column in columns}
+    for name in itertools.chain.from_iterable(crosses):
+        if basis_names(entries[name]):
+            continue
+        kind = entries[name]["kind"]
+        if kind == "numeric":
+            advice = "give it knots, such as knots = 8, or levels if its numbers are categories"
+        elif kind == "boolean":
+            advice = "give it levels = [false, true]"
+        else:
+            advice = "a cross takes no array; a view can have the elements as columns of their own"
+        raise SpecError(f"crosses: column {shown(name)} has neither levels nor knots: {advice}")
 
 
 def compared_label(label: Label, column_type: ColumnType) -> Label:
@@ -152,11 +185,6 @@ def encode_label(label: Label, kind: str) -> dict[str, Any]:
     }
 
 
-def completed(column: Mapping[str, Any]) -> dict[str, Any]:
-    """A column of a stored encoder, with the default of every key that is absent or null."""
-    return _DEFAULTS | {key: value for key, value in column.items() if value is not None}
-
-
 def is_sparse(encoder: Mapping[str, Any]) -> bool:
     """Whether an encoder has a sparse column: its rows may store far fewer numbers than the longest one."""
     return any(column["kind"] == "sparse" for column in encoder["columns"])
@@ -166,91 +194,6 @@ def columns_read(encoder: Mapping[str, Any]) -> list[str]:
     """Names of the table's columns that an encoder reads, without the label, in the order of its records."""
     pairs = ((column["name"], column.get("indices")) for column in encoder["columns"])
     return [name for pair in pairs for name in pair if name is not None]
-
-
-class FeatureNames(Sequence[str]):
-    """The names of an encoder's features, in order; those of a sparse column are made when asked for.
-
-    Parameters
-    ----------
-    encoder : mapping
-        With the keys columns, intercept and, of a projection, projection.
-    """
-
-    def __init__(self, encoder: Mapping[str, Any]) -> None:
-        columns: Sequence[Mapping[str, Any]] = encoder["columns"]
-        self._parts: list[Sequence[str]] = [_names(column) for column in columns]
-        if encoder.get("projection") is not None:
-            self._parts = [[f"projection {i + 1}" for i in range(encoder["projection"]["features"])]]
-        if encoder["intercept"]:
-            self._parts.append(["intercept"])
-        self._ends = list(itertools.accumulate(map(len, self._parts)))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[str]: ...
-    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        place = range(len(self))[at]
-        part = bisect.bisect_right(self._ends, place)
-        return self._parts[part][place - self._ends[part] + len(self._parts[part])]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FeatureNames) and self._parts == other._parts
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._ends))
-
-
-@dataclass(frozen=True)
-class _Numbered(Sequence[str]):
-    """Names such as x[0], x[1], made when they are asked for."""
-
-    column: str
-    first: int
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[str]: ...
-    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
-        numbers = range(self.first, self.first + self.length)[at]
-        if isinstance(numbers, range):
-            return [f"{self.column}[{number}]" for number in numbers]
-        return f"{self.column}[{numbers}]"
-
-
-def _names(column: Mapping[str, Any]) -> Sequence[str]:
-    """Names of the features of an encoded column."""
-    if column["kind"] == "category":
-        return [f"{column['name']}={level}" for level in column["levels"]]
-    if column.get("image") is not None:
-        image = column["image"]
-        pixels = (
-            (row, place)
-            for row in range(0, image["rows"], image["stride"])
-            for place in range(0, image["columns"], image["stride"])
-        )
-        return [f"{column['name']}[{row + 1},{place + 1}]" for row, place in pixels]
-    if column["kind"] in ("array", "sparse"):
-        return _Numbered(column["name"], column.get("first_index", 1), column["length"])
-    return [column["name"]]
-
-
-def stored_values(column: Mapping[str, Any]) -> int:
-    """Largest number of non-zero features of one encoded value."""
-    if column["kind"] == "category":
-        return len(column["levels"]) if column["centered"] else 1
-    return int(column.get("length", 1))
 
 
 def _encode_sparse(column: Column, types: Mapping[str, ColumnType]) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pg_dpml.blocks.encoder import (
-    FeatureNames,
     as_in_catalog,
     compared_label,
     encode_column,
     encode_label,
     is_sparse,
-    stored_values,
+    require_crossed,
 )
+from pg_dpml.blocks.features import FeatureNames, stored_values
 from pg_dpml.database.catalog import SourceTable, look_up_table
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import Session, sql
@@ -92,10 +92,15 @@ def resolve(session: Session, data: DataSpec) -> Source:
     if data.unit is not None:
         _require_unit_type(table.columns[data.unit], data.unit)
     encoder: dict[str, Any] = {"columns": columns, "intercept": data.intercept, "norm": data.norm}
+    if data.crosses:
+        require_crossed(data.crosses, columns)
+        encoder["crosses"] = [list(pair) for pair in data.crosses]
     n_raw = len(FeatureNames(encoder)) - data.intercept
     if n_raw >= MAX_FEATURES:
-        raise SpecError(f"columns: {n_raw} features, more than the {MAX_FEATURES - 1} a model may have")
-    n_values = sum(stored_values(column) for column in columns) + data.intercept
+        raise SpecError(
+            f"columns and crosses: {n_raw} features, more than the {MAX_FEATURES - 1} a model may have"
+        )
+    n_values = stored_values(encoder) + data.intercept
     sparse = is_sparse(encoder)
     if data.projection is not None:
         if sparse:

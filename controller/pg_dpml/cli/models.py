@@ -21,7 +21,7 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.database.versions import versions as read_versions
 from pg_dpml.ledger import models as registry
 from pg_dpml.names import shown, visible
-from pg_dpml.reports import model_report, words
+from pg_dpml.reports import effects, model_report, plots, words
 from pg_dpml.reports import sql_expression as exporting
 from pg_dpml.reports.html import model_html
 from pg_dpml.server import maintenance
@@ -172,6 +172,29 @@ def report(
     document = model_html(found, charges=charges, evaluation=evaluation, versions=versions)
     write_file(file, document.encode())
     say(f"Report of model {shown(model)} in {visible(str(file))}")
+
+
+@command
+def plot(
+    model: ModelName,
+    file: Annotated[Path, typer.Option("--output", "-o", help="The picture: .png, .svg or .pdf.")],
+    connection: Output,
+) -> None:
+    """Draw what each column adds to a stored model's score. A curve, bars of levels, or a map."""
+    if file.suffix not in (f".{format}" for format in plots.FORMATS):
+        raise pg_dpml.SpecError(f"--output must end in .png, .svg or .pdf, not {file.name}")
+    require_folder(file)
+    with connection.session() as session:
+        found = registry.load_model(session, model)
+    drawn = effects.drawn_effects(found)
+    if not drawn:
+        raise pg_dpml.SpecError(
+            f"model {shown(model)} has nothing to draw: arrays, and columns of more than "
+            f"{effects.MOST_LEVELS} levels, have no picture; dpml show lists coefficients"
+        )
+    stamp = None if found.private else words.NOT_PRIVATE
+    write_file(file, plots.effects_plot(drawn, effects.output_names(found), stamp, file.suffix[1:]))
+    say(f"Picture of model {shown(model)} in {visible(str(file))}")
 
 
 @command

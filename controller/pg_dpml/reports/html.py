@@ -21,6 +21,7 @@ from pg_dpml.reports.comparison_report import (
     comparison_stamp,
     comparison_warnings,
 )
+from pg_dpml.reports.effects import MOST_LEVELS, drawn_effects, output_names
 from pg_dpml.reports.model_report import (
     SPENDING_HEAD,
     Coefficient,
@@ -68,6 +69,7 @@ def model_html(
         _stamp(model),
         _guarantee_card(model, charges),
         _accuracy(model, evaluation),
+        _curves(model),
         _coefficients(model),
         _choices(model),
         _provenance(model, versions),
@@ -156,6 +158,27 @@ def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
     ]
 
 
+def _curves(model: Model) -> str:
+    """The curves, levels and crosses of a model that is not a linear one."""
+    bent = model.encoder.get("crosses") or any(one.get("knots") for one in model.encoder["columns"])
+    if model.encoder.get("projection") is not None or not bent:
+        return ""
+    found = drawn_effects(model)
+    if not found:
+        return ""
+    words = (
+        "What a column adds to the score: the curve of a number, the bars of levels, the map of two columns "
+        "together. The score of a row is the sum of these and the intercept, divided by a length that "
+        "depends on the row. Dates are days, and timestamps seconds, since 2000-01-01. Arrays, and columns "
+        f"of more than {MOST_LEVELS} levels, are not drawn, and no more than {plots.MOST_EFFECTS} parts."
+    )
+    caption = "What each column adds to the score"
+    if found[0].noise is not None:
+        caption += f"; shaded: {noise_bound(model)}one standard deviation of the noise on both sides"
+    picture = page.picture(plots.effects_plot(found, output_names(model)), caption)
+    return "\n".join(["<h2>Curves</h2>", page.paragraph(words), picture])
+
+
 def _coefficients(model: Model) -> str:
     found = coefficients(model)
     if not found:
@@ -194,13 +217,22 @@ def _coefficients(model: Model) -> str:
 
 
 def _by_column(model: Model, found: Sequence[Coefficient]) -> list[tuple[str, list[Coefficient]]]:
-    """Group coefficients by their column. The column of the largest coefficient comes first."""
+    """Group coefficients by their column or cross. The one of the largest coefficient comes first."""
     columns = sorted((str(column["name"]) for column in model.encoder["columns"]), key=len, reverse=True)
+    crosses = [(str(first), str(second)) for first, second in model.encoder.get("crosses") or ()]
     groups: dict[str, list[Coefficient]] = {}
     for one in found:
-        own = next((name for name in columns if one.name.startswith((f"{name}=", f"{name}["))), one.name)
-        groups.setdefault(own, []).append(one)
+        cross = next((" * ".join(pair) for pair in crosses if _is_of_cross(one.name, *pair)), None)
+        own = next(
+            (name for name in columns if one.name.startswith(tuple(f"{name}{c}" for c in "=[@"))), one.name
+        )
+        groups.setdefault(cross or own, []).append(one)
     return list(groups.items())
+
+
+def _is_of_cross(name: str, first: str, second: str) -> bool:
+    """Whether a feature is a product of a level or hat function of each of two columns."""
+    return name.startswith((f"{first}=", f"{first}@")) and any(f" * {second}{c}" in name for c in "=@")
 
 
 def _coefficient_table(
@@ -213,7 +245,8 @@ def _coefficient_table(
         if together:
             lines.append(f'<tr class=group><td colspan="{len(heads) + 1}">{escape(column)}</td></tr>')
         for one in members:
-            name = one.name[len(column) :].lstrip("=") if together else one.name
+            inner = together and one.name.startswith(column)
+            name = (one.name[len(column) :].lstrip("=") or "linear") if inner else one.name
             numbers = [f"{weight:+.4f}" for weight in one.weights]
             numbers += [f"{one.noise:.3g}"] if by_feature else []
             cells = "".join(f"<td class=n>{escape(number)}</td>" for number in numbers)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pg_dpml.blocks.encoder import FeatureNames
+from pg_dpml.blocks.features import FeatureNames
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown, visible
 from pg_dpml.reports.words import (
@@ -87,10 +87,11 @@ def model_record(model: Model) -> dict[str, Any]:
     """Everything about a model as a JSON-ready mapping: enough to predict elsewhere.
 
     Version 2 of the format added `whitening`, which a reader must heed: where it is not null, a
-    score is divided by the norm of the matrix times the row.
+    score is divided by the norm of the matrix times the row. Version 3 added `knots` of the encoder's columns
+    and its `crosses`, which make more features of a row where they are given.
     """
     return {
-        "format": "pg_dpml model, version 2",
+        "format": "pg_dpml model, version 3",
         "name": model.name,
         "private": model.private,
         "guarantee": guarantee_text(guarantee_of(model)),

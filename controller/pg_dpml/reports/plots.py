@@ -8,22 +8,34 @@ import logging
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pg_dpml.evaluation.metrics import CalibrationBin
 from pg_dpml.names import visible
+from pg_dpml.reports.effects import Effect
 from pg_dpml.runs.compare import MAJORITY, Comparison, ComparisonEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["calibration_plot", "coefficient_plot", "comparison_plot", "confusion_plot", "roc_plot"]
+__all__ = [
+    "calibration_plot",
+    "coefficient_plot",
+    "comparison_plot",
+    "confusion_plot",
+    "effects_plot",
+    "roc_plot",
+]
 
 BAR, NOISE, GUIDE, STAMP = "#3465a4", "#f4c7a1", "#888888", "#c00000"
 DPI = 150
+MOST_EFFECTS = 30
+"""Most columns and crosses whose effects are drawn."""
+MOST_NAMED = 12
+"""Most levels that are named below their bars."""
 LONGEST_NAME = 40
 APART = 1.03
 """Ratio between the places of two methods' points at one epsilon, where their bars would overlap."""
@@ -32,6 +44,14 @@ MARGIN = 0.25
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = _figure(width, height)
+    axes = figure.add_subplot()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _figure(width: float, height: float) -> Figure:
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of a home directory that takes no cache of fonts
@@ -39,11 +59,7 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     logger.setLevel(level)
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    axes = figure.add_subplot()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 FORMATS: Mapping[str, Mapping[str, None]] = {
@@ -64,6 +80,11 @@ def _file(figure: Figure, format: str) -> bytes:
         warnings.simplefilter("ignore", UserWarning)  # glyphs that the font lacks
         figure.savefig(buffer, format=format, metadata=dict(FORMATS[format]))
     return buffer.getvalue()
+
+
+def _stamp(figure: Figure, words: str) -> None:
+    """A warning above a picture."""
+    figure.suptitle(textwrap.fill(words, 70), color=STAMP, fontsize=8, fontweight="bold")
 
 
 def _label(name: str) -> str:
@@ -102,6 +123,98 @@ def coefficient_plot(
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(unit)
     return _png(figure)
+
+
+def effects_plot(
+    effects: Sequence[Effect], outputs: Sequence[str], stamp: str | None = None, format: str = "png"
+) -> bytes:
+    """What columns and crosses add to the scores: curves of numbers, bars of levels, maps of crosses.
+
+    Parameters
+    ----------
+    effects : sequence of Effect
+        At least one; the first `MOST_EFFECTS` are drawn.
+    outputs : sequence of str
+        What the model's outputs speak for: one name, or one a class.
+    stamp : str or None
+        A warning above the picture.
+    format : str
+        "png", "svg" or "pdf".
+    """
+    drawn = effects[:MOST_EFFECTS]
+    across = min(len(drawn), 3)
+    down = -(-len(drawn) // across)
+    figure = _figure(2.7 * across, 0.7 + 2.3 * down)
+    grid = figure.subplots(down, across, squeeze=False).ravel()
+    for axes, effect in zip(grid, drawn, strict=False):
+        if len(effect.columns) == 2:
+            _draw_map(figure, axes, effect, outputs)
+        else:
+            _draw_effect(axes, effect, outputs)
+        axes.set_title(_label(" * ".join(effect.columns)), fontsize=9, parse_math=False)
+        axes.tick_params(labelsize=7)
+    for axes in grid[len(drawn) :]:
+        axes.set_axis_off()
+    single = [axes for axes, effect in zip(grid, drawn, strict=False) if len(effect.columns) == 1]
+    if single:
+        ends = [end for axes in single for end in axes.get_ylim()]
+        for axes in single:
+            axes.set_ylim(min(ends), max(ends))
+        handles, labels = single[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    if stamp is not None:
+        _stamp(figure, stamp)
+    return _file(figure, format)
+
+
+def _draw_effect(axes: Axes, effect: Effect, outputs: Sequence[str]) -> None:
+    """A curve or bars, with one standard deviation of the noise on both sides."""
+    (axis,) = effect.axes
+    levels = not isinstance(axis, np.ndarray)
+    places = np.arange(len(axis)) if levels else axis
+    axes.axhline(0.0, color=GUIDE, linewidth=0.8)
+    for k, (values, output) in enumerate(zip(effect.values, outputs, strict=True)):
+        color = BAR if len(outputs) == 1 else f"C{k % 10}"
+        if levels:
+            width = 0.8 / len(outputs)
+            beside = places + width * (k - (len(outputs) - 1) / 2)
+            axes.bar(
+                beside, values, width, color=color, label=visible(output), yerr=effect.noise, ecolor=NOISE
+            )
+            continue
+        if effect.noise is not None:
+            axes.fill_between(places, values - effect.noise, values + effect.noise, color=NOISE, alpha=0.6)
+        axes.plot(places, values, color=color, linewidth=1.3, label=visible(output))
+    if effect.log1p and not levels:
+        axes.set_xscale("symlog", linthresh=1.0)
+    _mark_axis(axes.xaxis, axis)
+
+
+def _draw_map(figure: Figure, axes: Axes, effect: Effect, outputs: Sequence[str]) -> None:
+    """A cross by both of its columns; with several outputs, that of the one that it moves most."""
+    k = int(np.argmax([np.ptp(values) for values in effect.values]))
+    values = effect.values[k]
+    most = float(np.abs(values).max()) or 1.0
+    places = [axis if isinstance(axis, np.ndarray) else np.arange(len(axis)) for axis in effect.axes]
+    smooth = all(isinstance(axis, np.ndarray) for axis in effect.axes)
+    mesh = axes.pcolormesh(
+        *places, values.T, cmap="RdBu_r", vmin=-most, vmax=most, shading="gouraud" if smooth else "nearest"
+    )
+    for one, axis in zip((axes.xaxis, axes.yaxis), effect.axes, strict=True):
+        _mark_axis(one, axis)
+    bar = figure.colorbar(mesh, ax=axes)
+    bar.ax.tick_params(labelsize=7)
+    if len(outputs) > 1:
+        bar.set_label(_label(outputs[k]), fontsize=7, parse_math=False)
+
+
+def _mark_axis(one: Any, axis: Any) -> None:
+    """Name levels, if they are few."""
+    if not isinstance(axis, np.ndarray):
+        few = list(axis) if len(axis) <= MOST_NAMED else []
+        one.set_ticks(range(len(few)), [_label(level)[:14] for level in few], parse_math=False)
+        if one.axis_name == "x":
+            one.set_tick_params(rotation=90 if len(few) > 3 else 0)
 
 
 def confusion_plot(classes: Sequence[str], cells: Sequence[tuple[str, str, int]]) -> bytes:
@@ -238,5 +351,5 @@ def comparison_plot(comparison: Comparison, stamp: str | None, format: str = "pn
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     figure.legend(loc="outside lower center", ncols=2 if longest <= LONGEST_NAME else 1, frameon=False)
     if stamp is not None:
-        figure.suptitle(textwrap.fill(stamp, 70), color=STAMP, fontsize=8, fontweight="bold")
+        _stamp(figure, stamp)
     return _file(figure, format)

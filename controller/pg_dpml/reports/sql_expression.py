@@ -4,10 +4,14 @@
 The expression does what `dpml.encode` and `dpml.predict_value` do, but for the
 rounding of features to float32: the values agree to about 1e-7 of the weights' norm
 (with a whitening P, in units of the norm of the whitened row).
+
+Long because every kind of column has its SQL here, as it has its C in udas/kernels/encode.c.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pg_dpml.blocks.encoder import completed
+from pg_dpml.blocks.features import completed
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.database.session import sql
 from pg_dpml.errors import SpecError
@@ -109,8 +113,10 @@ def sql_expression(model: Model, types: Mapping[str, ColumnType], what: str = "v
     outer = ", ".join(f"{score} AS s{k + 1}" for k, score in enumerate(scores))
     squares = "0" if _clips_values(encoder) else " + ".join(part.squares for part in parts)
     factor = _whitened_factor(model) if whitened else _factor(encoder)
-    # Unfenced, the planner would write the columns out anew in every element of the whitened row.
-    fence = " OFFSET 0" if whitened else ""
+    # Unfenced, the planner would write the columns out anew in every element of the whitened row, and the
+    # place of a value among the knots in every hat function.
+    bent = bool(encoder.get("crosses")) or any(column.get("knots") for column in encoder["columns"])
+    fence = " OFFSET 0" if whitened or bent else ""
     answer = _value(model, factor) if what == "value" else _prediction(model, factor)
     return (
         f"(SELECT {answer}\n FROM (SELECT {outer},\n  sqrt({squares}) AS norm\n"
@@ -181,11 +187,20 @@ def _parts(
     """
     at = 0
     clips = _clips_values(model.encoder)
-    for i, column in enumerate(map(completed, model.encoder["columns"]), 1):
+    columns = [completed(column) | {"clips": clips} for column in model.encoder["columns"]]
+    for i, column in enumerate(columns, 1):
         width = _width(column)
         own = weights[:, at : at + width]
         if not clips or np.any(own):
-            yield _column(i, column | {"clips": clips}, types.get(column["name"]), own.tolist())
+            yield _column(i, column, types.get(column["name"]), own.tolist())
+        at += width
+    places = {column["name"]: _place(column, types.get(column["name"])) for column in columns}
+    sizes = {column["name"]: _basis_size(column) for column in columns}
+    for i, (first, second) in enumerate(model.encoder.get("crosses") or (), len(columns) + 1):
+        width = sizes[first] * sizes[second]
+        own = weights[:, at : at + width]
+        if not clips or np.any(own):
+            yield _cross(i, places[first], places[second], sizes[second], own.tolist())
         at += width
     if model.encoder["intercept"]:
         yield _Part({}, [_number(w) for w in weights[:, -1].tolist()], "1")
@@ -194,7 +209,12 @@ def _parts(
 def _width(column: Mapping[str, Any]) -> int:
     if column["kind"] == "category":
         return len(column["levels"])
-    return int(column["length"])
+    return int(column["length"]) + len(column["knots"])
+
+
+def _basis_size(column: Mapping[str, Any]) -> int:
+    """Number of levels, or of knots."""
+    return len(column["levels"]) if column["kind"] == "category" else len(column["knots"])
 
 
 def _column(
@@ -212,8 +232,83 @@ def _column(
         value = f"(CASE WHEN {name} THEN 1 WHEN NOT {name} THEN {no} ELSE 0 END)::float8"
     else:
         value = _scaled(column, _as_float(name, column_type.kind if column_type else "number"))
-    terms = [f"{_number(row[0])} * x.x{i}" for row in weights]
-    return _Part({f"x{i}": value}, terms, f"x.x{i} * x.x{i}")
+    part = _Part({f"x{i}": value}, [f"{_number(row[0])} * x.x{i}" for row in weights], f"x.x{i} * x.x{i}")
+    if not column["knots"]:
+        return part
+    curve = _hats(f"x{i}_p", _place(column, column_type), [row[1:] for row in weights])
+    return _Part(
+        {**part.values, **curve.values},
+        [" + ".join(both) for both in zip(part.scores, curve.scores, strict=True)],
+        f"{part.squares} + {curve.squares}",
+    )
+
+
+def _place(column: Mapping[str, Any], column_type: ColumnType | None) -> str:
+    """Where a value lies among the levels or knots of its column, counted from 0; -1 where it lies nowhere.
+
+    Between two knots it is the number of the first and the share of the way to the second, so that the basis
+    function of place j is greatest(0, 1 - abs(place - j)).
+    """
+    name = sql.Identifier("t", column["name"]).as_string(None)
+    if column["kind"] == "category":
+        operand = _operand(name, column_type)
+        literals = [operand.level(level) for level in column["levels"]]
+        cases = [f"WHEN {literal} THEN {j}" for j, literal in enumerate(literals) if literal is not None]
+        return f"(CASE {operand.value} {' '.join(cases)} ELSE -1 END)::float8" if cases else "float8 '-1'"
+    if not column["knots"]:
+        return "float8 '-1'"
+    usable, number = _clamped(column, _as_float(name, column_type.kind if column_type else "number"))
+    knots = [math.log1p(knot) if column["log1p"] else float(knot) for knot in column["knots"]]
+    cases = [
+        f"WHEN v.v < {_number(after)} THEN {j} + (v.v - {_number(before)}) / {_number(after - before)}"
+        for j, (before, after) in enumerate(itertools.pairwise(knots))
+    ]
+    inside = f"least(greatest({number}, {_number(knots[0])}), {_number(knots[-1])})"
+    return (
+        f"CASE WHEN {usable} THEN (SELECT CASE {' '.join(cases)} ELSE {len(knots) - 1} END "
+        f"FROM (SELECT {inside} AS v OFFSET 0) AS v) ELSE -1 END"
+    )
+
+
+_HAT = "greatest(0, 1 - abs({} - {}))"
+"""The basis function at a place, of a column whose value lies at another."""
+
+
+def _hats(name: str, place: str, weights: list[list[float]]) -> _Part:
+    """A curve: weights of its hat functions, of which at most two are not 0."""
+    hat = _HAT.format(f"x.{name}", "(u.n - 1)")
+    return _Part(
+        {name: place},
+        [_weighted(row, hat) for row in weights],
+        _squares(f"x.{name}"),
+    )
+
+
+def _cross(i: int, first: str, second: str, size: int, weights: list[list[float]]) -> _Part:
+    """Weights of the products of the basis functions of two columns, the second of so many."""
+    a = _HAT.format(f"x.x{i}_a", f"(u.n - 1) / {size}")
+    b = _HAT.format(f"x.x{i}_b", f"(u.n - 1) % {size}")
+    return _Part(
+        {f"x{i}_a": first, f"x{i}_b": second},
+        [_weighted(row, f"{a} * {b}") for row in weights],
+        f"{_squares(f'x.x{i}_a')} * {_squares(f'x.x{i}_b')}",
+    )
+
+
+def _weighted(weights: Sequence[float], feature: str) -> str:
+    """Sum of weights u.w, numbered by u.n from 1, each times its feature."""
+    return f"(SELECT sum(u.w * {feature}) FROM unnest({_listed(weights)}) WITH ORDINALITY AS u(w, n))"
+
+
+def _squares(place: str) -> str:
+    """Sum of the squares of the basis functions of a column whose value lies at a place."""
+    share = f"({place} - floor({place}))"
+    return f"(CASE WHEN {place} < 0 THEN 0 ELSE {share} ^ 2 + (1 - {share}) ^ 2 END)"
+
+
+def _listed(weights: Sequence[float]) -> str:
+    """Numbers as an array that SQL reads back bit for bit."""
+    return f"'{{{','.join(repr(float(w)) for w in weights)}}}'::float8[]"
 
 
 def _as_float(name: str, kind: str) -> str:
@@ -225,22 +320,32 @@ def _as_float(name: str, kind: str) -> str:
     return f"{name}::float8"
 
 
-def _scaled(column: Mapping[str, Any], value: str) -> str:
-    """A number, clamped and scaled. NULL, NaN and a value without a finite bound are 0."""
-    scale, mean, sd = column["scale"], float(column["mean"]), float(column["sd"])
+def _ends(column: Mapping[str, Any]) -> tuple[float, float]:
+    """Bounds of a number, or what stands in for one that it does not have."""
+    mean, reach = float(column["mean"]), LARGEST * float(column["sd"])
     lower, upper = column["lower"], column["upper"]
-    least = mean - LARGEST * sd if lower is None else float(lower)
-    most = mean + LARGEST * sd if upper is None else float(upper)
+    return mean - reach if lower is None else float(lower), mean + reach if upper is None else float(upper)
+
+
+def _clamped(column: Mapping[str, Any], value: str) -> tuple[str, str]:
+    """Whether a value has a feature, and the number between the bounds, after log1p, that it has it by."""
+    lower, upper = column["lower"], column["upper"]
+    least, most = _ends(column)
     bad = ["NaN", *(["-Infinity"] if lower is None else []), *(["Infinity"] if upper is None else [])]
     usable = f"{value} NOT IN ({', '.join(repr(word) for word in bad)})"
     number = f"least(greatest({value}, {_number(least)}), {_number(most)})"
-    if column["log1p"]:
-        number = f"ln(1 + {number})"
+    return usable, f"ln(1 + {number})" if column["log1p"] else number
+
+
+def _scaled(column: Mapping[str, Any], value: str) -> str:
+    """A number, clamped and scaled. NULL, NaN and a value without a finite bound are 0."""
+    scale, mean, sd = column["scale"], float(column["mean"]), float(column["sd"])
+    usable, number = _clamped(column, value)
     if scale == "standard":
         scaled = f"({number} - {_number(mean)}) / {_number(sd)}"
         scaled = f"least(greatest({scaled}, -1), 1)" if column["clips"] else scaled
     else:
-        ends = [f"ln(1 + {_number(b)})" if column["log1p"] else _number(b) for b in (least, most)]
+        ends = [f"ln(1 + {_number(b)})" if column["log1p"] else _number(b) for b in _ends(column)]
         scaled = f"({number} - {ends[0]}) / ({ends[1]} - {ends[0]})"
         scaled = f"2 * {scaled} - 1" if scale == "center" else scaled
     return f"CASE WHEN {usable} THEN {scaled} ELSE 0 END"
@@ -308,9 +413,7 @@ def _array(
         )
 
     values = {
-        f"x{i}_{k + 1}": over_elements(
-            "e.x * e.w", f", '{{{','.join(repr(float(w)) for w in row)}}}'::float8[]", ", w"
-        )
+        f"x{i}_{k + 1}": over_elements("e.x * e.w", f", {_listed(row)}", ", w")
         for k, row in enumerate(weights)
     }
     values[f"x{i}_q"] = over_elements("e.x * e.x")
@@ -336,7 +439,6 @@ def _sparse(i: int, column: Mapping[str, Any], name: str, weights: list[list[flo
 
     values = {}
     for k, row in enumerate(weights):
-        listed = f"('{{{','.join(repr(float(w)) for w in row)}}}'::float8[])"
-        values[f"x{i}_{k + 1}"] = over_elements(f"e.x * {listed}[(e.k - {first - 1})::integer]")
+        values[f"x{i}_{k + 1}"] = over_elements(f"e.x * ({_listed(row)})[(e.k - {first - 1})::integer]")
     values[f"x{i}_q"] = over_elements("e.x * e.x")
     return _Part(values, [f"x.x{i}_{k + 1}" for k in range(len(weights))], f"x.x{i}_q")

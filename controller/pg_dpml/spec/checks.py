@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -14,9 +15,11 @@ from pg_dpml.spec.dates import parse_date, seconds_since_epoch
 
 __all__ = [
     "LONGEST_LEVEL",
+    "MOST_KNOTS",
     "as_bound",
     "as_choice",
     "as_flag",
+    "as_knots",
     "as_level",
     "as_levels",
     "as_number",
@@ -31,6 +34,9 @@ __all__ = [
 
 LONGEST_LEVEL = 10_000
 """Bytes of the longest level or class; longer text in a row matches none."""
+
+MOST_KNOTS = 1000
+"""Most knots of a column: more would say less of each, and take as many features."""
 
 
 def as_number(value: object, name: str) -> float | None:
@@ -125,9 +131,58 @@ def require_bounds(lower: float | date | None, upper: float | date | None, name:
         raise SpecError(f"{name}: give both lower and upper, or neither")
     if isinstance(lower, date) != isinstance(upper, date):
         raise SpecError(f"{name}: lower and upper must be two numbers or two dates, not {lower} and {upper}")
-    least, most = (seconds_since_epoch(v) if isinstance(v, date) else v for v in (lower, upper))
-    if not least < most:
+    if not _comparable(lower) < _comparable(upper):
         raise SpecError(f"{name}: lower must be below upper, not {lower} and {upper}")
+
+
+def as_knots(
+    value: object, name: str, lower: float | date | None, upper: float | date | None
+) -> int | tuple[float | date, ...] | None:
+    """Knots of a column: a number of equal pieces, or a list of places inside the bounds; or None.
+
+    Parameters
+    ----------
+    value : object
+        As the spec gives it.
+    name : str
+        Of the key, for errors.
+    lower, upper : float, date or None
+        Bounds of the column.
+
+    Raises
+    ------
+    SpecError
+        If it is neither, the places do not rise or leave the bounds, or there are no bounds.
+    """
+    if value is None:
+        return None
+    if lower is None or upper is None:
+        raise SpecError(f"{name} needs the public bounds lower and upper, between which a curve bends")
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < MOST_KNOTS:
+        return value
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise SpecError(
+            f"{name} must be a whole number of pieces from 1 to {MOST_KNOTS - 1}, or a list of places "
+            f"between lower and upper, not {value!r}"
+        )
+    if not 2 <= len(value) <= MOST_KNOTS:
+        raise SpecError(f"{name} must list 2 to {MOST_KNOTS} places, not {len(value)}")
+    places = [place for place in (as_bound(item, name) for item in value) if place is not None]
+    if len(places) < len(value) or any(isinstance(p, date) != isinstance(lower, date) for p in places):
+        raise SpecError(f"{name} must list numbers, or dates, as lower and upper are")
+    for before, after in itertools.pairwise(places):
+        if not _comparable(before) < _comparable(after):
+            raise SpecError(f"{name} must list rising places, each once: {after} is not above {before}")
+    if _comparable(places[0]) < _comparable(lower) or _comparable(places[-1]) > _comparable(upper):
+        raise SpecError(
+            f"{name} must lie between lower = {lower} and upper = {upper}, to which values beyond are moved"
+        )
+    return tuple(places)
+
+
+def _comparable(value: float | date) -> float:
+    """A bound as a number that is compared with another."""
+    return seconds_since_epoch(value) if isinstance(value, date) else value
 
 
 def require_known(given: Mapping[str, object], allowed: Sequence[str], where: str) -> None:

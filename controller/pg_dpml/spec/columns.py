@@ -18,6 +18,7 @@ from pg_dpml.spec.checks import (
     as_bound,
     as_choice,
     as_flag,
+    as_knots,
     as_level,
     as_levels,
     as_number,
@@ -42,7 +43,7 @@ SCALES = ("center", "zero_based", "standard")
 _CATEGORY_KEYS = ("levels", "centered")
 _NUMBER_KEYS = (
     *("lower", "upper", "scale", "log1p", "mean", "sd", "length", "rows", "blur", "stride"),
-    *("indices", "first_index"),
+    *("indices", "first_index", "knots"),
 )
 DEFAULT_KEYS = ("lower", "upper", "scale", "log1p", *_CATEGORY_KEYS)
 """Keys of `[defaults]`, whose values hold for columns without their own."""
@@ -87,6 +88,10 @@ class Column:
         Column with the places of the elements; then the column is sparse, and all other elements are 0.
     first_index : int or None
         Index of the first element of a sparse pair: 0 or 1.
+    knots : int, tuple of float, tuple of date or None
+        Places between the bounds where a curve may bend, which the model has beside the linear feature: a
+        number k of pieces of equal length, which has k + 1 knots (after log1p, if that is true), or the
+        places themselves, rising, in units of the column. None: no curve.
     rows : int or None
         If given, the array is an image with this number of rows, row by row, which is reduced.
     blur, stride : int
@@ -113,6 +118,7 @@ class Column:
     stride: int = 2
     indices: str | None = None
     first_index: int | None = None
+    knots: int | tuple[float | date, ...] | None = None
 
     def __post_init__(self) -> None:
         where = f"column {shown(self.name)}"
@@ -135,6 +141,7 @@ class Column:
             raise SpecError(f"{where}: log1p needs lower >= 0, not {self.lower}")
         if self.log1p and self.lower is None:
             raise SpecError(f"{where}: log1p needs the public bounds lower and upper")
+        self._require_curve(where)
         if self.length is not None:
             require_whole(self.length, f"{where}: length", MAX_FEATURES)
         for key in ("blur", "stride"):
@@ -150,6 +157,20 @@ class Column:
 
         if self.indices is not None or self.first_index is not None:
             self._require_sparse(where)
+
+    def _require_curve(self, where: str) -> None:
+        """Reject knots of a column that is no number."""
+        if self.knots is None:
+            return
+        if self.levels is not None:
+            raise SpecError(f"{where}: knots belong to a number; a category has a feature for each level")
+        if self.length is not None or self.rows is not None or self.indices is not None:
+            raise SpecError(
+                f"{where}: knots belong to a number, not to an array: give the elements that need a curve "
+                "columns of their own, such as those of a view"
+            )
+        knots = as_knots(self.knots, f"{where}: knots", self.lower, self.upper)
+        object.__setattr__(self, "knots", knots)
 
     def _require_sparse(self, where: str) -> None:
         """Reject a sparse pair that is not one."""

@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import MAX_BLUR, MAX_FEATURES
-from pg_dpml.names import shown
-from pg_dpml.spec.checks import as_choice, as_flag, as_table, require_known, require_text, require_whole
+from pg_dpml.names import did_you_mean, shown, toml_key
+from pg_dpml.spec.checks import (
+    as_choice,
+    as_flag,
+    as_table,
+    require_known,
+    require_name,
+    require_text,
+    require_whole,
+)
 from pg_dpml.spec.columns import DEFAULT_KEYS, Column, Label
 from pg_dpml.spec.files import left_open, parse_toml, read_text
 
@@ -37,6 +45,9 @@ class DataSpec:
     label : Label
     columns : tuple of Column
         In the order of the model's features.
+    crosses : tuple of pairs of str
+        Names of two columns each, with levels or knots: the products of their levels and hat functions are
+        features, after those of all columns.
     where : str or None
         SQL condition on the rows; needs `definition_is_public`.
     definition_is_public : bool
@@ -74,6 +85,7 @@ class DataSpec:
     unit: str | None = None
     max_rows_per_unit: int = 1
     dataset: str | None = None
+    crosses: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -87,6 +99,7 @@ class DataSpec:
             raise SpecError("columns: every column may be listed once, and be the indices of one")
         if self.label.column in names:
             raise SpecError(f"column {shown(self.label.column)} is the label and cannot be a feature")
+        object.__setattr__(self, "crosses", self._checked_crosses())
         if sum(column.blur_cost for column in self.columns) > MAX_BLUR:
             raise SpecError(
                 "columns: with blur, the features of all images of a row are means of more than 2^26 pixels; "
@@ -118,10 +131,34 @@ class DataSpec:
                 "that which rows it keeps is no secret, add definition_is_public = true"
             )
 
+    def _checked_crosses(self) -> tuple[tuple[str, str], ...]:
+        """The crosses, if they are different pairs of the columns."""
+        form = 'a list of pairs of columns, such as [["age", "town"]]'
+        if isinstance(self.crosses, str) or not isinstance(self.crosses, Sequence):
+            raise SpecError(f"crosses must be {form}, not {self.crosses!r}")
+        names = [column.name for column in self.columns]
+        found: list[tuple[str, str]] = []
+        for pair in self.crosses:
+            if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+                raise SpecError(f"crosses must be {form}, and {pair!r} is no pair")
+            for name in pair:
+                require_name(name, "crosses")
+                if name not in names:
+                    offer = did_you_mean(name, names) or f": give it a section [columns.{toml_key(name)}]"
+                    raise SpecError(f"crosses: {shown(name)} is no column of the spec{offer}")
+            if pair[0] == pair[1]:
+                raise SpecError(
+                    f"crosses: {shown(pair[0])} cannot be crossed with itself: a finer curve has more knots"
+                )
+            if tuple(pair) in found or tuple(reversed(pair)) in found:
+                raise SpecError(f"crosses: list {shown(pair[0])} with {shown(pair[1])} only once")
+            found.append((pair[0], pair[1]))
+        return tuple(found)
+
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> DataSpec:
         """The spec of a parsed TOML document; an unknown key is an error that names it."""
-        own = ("table", "dataset", "where", "definition_is_public", "unit", "max_rows_per_unit")
+        own = ("table", "dataset", "where", "definition_is_public", "unit", "max_rows_per_unit", "crosses")
         allowed = (*own, "label", "defaults", "columns", "features")
         require_known(given, allowed, "data spec")
         if not isinstance(given.get("table"), str):

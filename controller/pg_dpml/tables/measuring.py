@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pg_dpml.blocks.encoder import completed
+from pg_dpml.blocks.features import completed
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.adapters import json_parameter
