@@ -57,6 +57,7 @@ TEST_SCORES = "tests/controller/test_scores.py"
 TEST_ENCODE = "tests/kernels/test_encode.py"
 TEST_STEP_NOISE = "tests/kernels/test_step_noise.py"
 TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
+TEST_ALLOCATION = "tests/privacy/test_allocation.py"
 TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
 TEST_NOISE = "tests/kernels/test_noise.py"
 TEST_CALIBRATION = "tests/privacy/test_step_noise_calibration.py"
@@ -100,6 +101,20 @@ MUTANTS = [
         "one, other = curves[0], curves[-1]",
         "one, other = curves[-1], curves[-1]",
         f"{TEST_ACCOUNTING}::test_replacing_agrees_with_dp_accounting[0.8-0.01-1000-1e-06]",
+    ),
+    Mutant(
+        "sum-of-ratios-rounded-down",
+        PRIVACY,
+        "found = _split(at, masses - rise, rise, len(values))",
+        "found = _split(at, masses, 0.0 * rise, len(values))",
+        f"{TEST_ALLOCATION}::test_a_ratio_is_above_the_true_one_in_the_convex_order",
+    ),
+    Mutant(
+        "allocated-unit-that-comes-for-half",
+        PRIVACY,
+        "losses, infinite = -logs[::-1] + _LOSS_ROUNDING, self.masses[0]",
+        "losses, infinite = -0.5 * logs[::-1] + _LOSS_ROUNDING, self.masses[0]",
+        f"{TEST_ALLOCATION}::test_two_batches_agree_with_quadrature[1e-09-1.0]",
     ),
     Mutant(
         "budget-spends-delta-twice",
