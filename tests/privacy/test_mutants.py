@@ -147,8 +147,8 @@ MUTANTS = [
     Mutant(
         "poisson-charged-by-its-own-relation",
         PRIVACY,
-        "_poisson_mu(gaussian, spare, budget)",
-        "_poisson_mu(gaussian, spare, run)",
+        "_mu_of_batches(gaussian, spare, budget)",
+        "_mu_of_batches(gaussian, spare, run)",
         f"{TEST_BUDGET}::test_poisson_runs_cost_what_the_relation_of_the_budget_says[pld]",
     ),
     Mutant(

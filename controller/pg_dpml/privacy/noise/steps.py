@@ -15,18 +15,21 @@ from pg_dpml.privacy import gaussian, knorm, resolution
 from pg_dpml.privacy.accounting import bst14, subsampled
 from pg_dpml.privacy.noise.base import Recorded
 from pg_dpml.privacy.noise.batches import accounted_sampling, largest_batch, sum_rounding
-from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, releases_of
+from pg_dpml.privacy.releases import AllocatedPasses, GaussianRun, PoissonSteps, releases_of
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
+    "UNLIKELY",
     "StepNoise",
     "bst14_multipliers",
     "calibrate_passes",
     "calibrate_poisson",
+    "delta_of_steps",
+    "left_to_steps",
 ]
 
 
-_UNLIKELY = 2.0**-30
+UNLIKELY = 2.0**-30
 """Share of delta that is left to batches larger than `largest_batch`."""
 
 
@@ -68,8 +71,10 @@ class StepNoise(Recorded):
     mu : float
         Of Gaussian noise in shuffled passes: that of all passes together, at most. Else 0.
     accounted_multiplier : float
-        Of Poisson batches: standard deviation in units of the bound on one unit's share, as the accountant
+        Of batches at random: standard deviation in units of the bound on one unit's share, as the accountant
         takes it. Else 0.
+    allocations : int
+        How often all units draw a batch: once for all passes, or once a pass. 0 where they do not.
     """
 
     kind: str
@@ -89,6 +94,7 @@ class StepNoise(Recorded):
     unlikely: float = 0.0
     mu: float = 0.0
     accounted_multiplier: float = 0.0
+    allocations: int = 0
 
     damped: ClassVar[bool] = True
     compared: ClassVar[str] = (
@@ -126,16 +132,15 @@ class StepNoise(Recorded):
         """All steps together. Source: privacy/README.md, "Noise at every step" and "Poisson batches"."""
         if self.kind != "gaussian" or self.scale == 0.0:
             return None
-        if self.accounted_sampling is None:
+        if self.accounted_sampling is None and self.allocations == 0:
             return releases_of(self.mu, self.passes * self.numbers_of_step)
         numbers = self.steps * self.numbers_of_step
-        return PoissonSteps(
-            self.accounted_multiplier,
-            self.accounted_sampling,
-            self.steps,
-            2.0 * resolution.sampler_mu(numbers),
-            resolution.sampler_delta(numbers) + self.unlikely,
-        )
+        precision = 2.0 * resolution.sampler_mu(numbers)
+        delta = resolution.sampler_delta(numbers) + self.unlikely
+        if self.accounted_sampling is None:
+            multiplier = self.accounted_multiplier / math.sqrt(self.passes / self.allocations)
+            return AllocatedPasses(multiplier, self.steps // self.passes, self.allocations, precision, delta)
+        return PoissonSteps(self.accounted_multiplier, self.accounted_sampling, self.steps, precision, delta)
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
@@ -147,7 +152,13 @@ class StepNoise(Recorded):
             "rdp": "Renyi differential privacy",
             "advanced": "strong composition",
         }[self.accountant]
-        if self.sampling is None:
+        if self.allocations > 0:
+            orders = "one order for all passes" if self.allocations == 1 else "a fresh order a pass"
+            batches = (
+                f"a unit is in one of {self.steps // self.passes:,} batches of each of {self.passes} passes, "
+                f"drawn at random, with {orders}; account by {account}"
+            )
+        elif self.sampling is None:
             batches = f"a unit is in one batch of each of {self.passes} passes; {account}"
         else:
             batches = (
@@ -237,7 +248,7 @@ def calibrate_passes(
     )
 
 
-def _left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float, float]:
+def left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float, float]:
     """What the precision of so many noisy numbers leaves of (epsilon, delta).
 
     Source: privacy/README.md, "The sampler".
@@ -247,9 +258,9 @@ def _left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float,
     return left, gaussian.delta_left(delta, n_numbers) * math.exp(-0.5 * taken)
 
 
-def _delta_of_steps(delta: float) -> float:
+def delta_of_steps(delta: float) -> float:
     """What is left of delta once batches larger than `largest_batch` have had theirs."""
-    return delta * (1.0 - 2.0 * _UNLIKELY)
+    return delta * (1.0 - 2.0 * UNLIKELY)
 
 
 @functools.lru_cache(maxsize=64)
@@ -328,10 +339,10 @@ def calibrate_poisson(
             f"a pass of {steps // passes:,} steps is longer than {MAX_POISSON_STEPS:,}, the most that the "
             "server takes: take a larger batch_size"
         )
-    epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
-    most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
-    unlikely = 2.0 * _UNLIKELY * delta
-    delta = _delta_of_steps(delta)
+    epsilon, delta = left_to_steps(epsilon, delta, steps * n_weights)
+    most = largest_batch(n_units, sampling, delta * UNLIKELY / steps)
+    unlikely = 2.0 * UNLIKELY * delta
+    delta = delta_of_steps(delta)
     q = accounted_sampling(sampling, n_units, steps)
     if accountant == "advanced":
         found = bst14.advanced_multiplier(epsilon, delta, q, steps, relation)
@@ -370,7 +381,7 @@ def bst14_multipliers(
     Source: privacy/README.md, "BST14".
     """
     q = accounted_sampling(sampling, n_units, steps)
-    arguments = (epsilon, _delta_of_steps(delta), q, steps, relation)
+    arguments = (epsilon, delta_of_steps(delta), q, steps, relation)
     return {
         "published": bst14.published_bst14_multiplier(*arguments),
         "advanced": bst14.advanced_multiplier(*arguments),
