@@ -10,12 +10,12 @@
 #include "utils/array.h"
 #include "utils/uuid.h"
 
-#include "options.h"
 #include "support.h"
 
 #include "kernels/random.h"
 
 #define UNITS_PER_CHECK ((int64) 1 << 20)
+#define MOST_BATCHES (1 << 24)
 
 DPML_FUNCTION(dpml_batch_sizes);
 DPML_FUNCTION(dpml_random_uuid);
@@ -35,10 +35,10 @@ dpml_batch_sizes(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("units must be an integer from 0 to %d", PG_INT32_MAX)));
-	if (batches < 1 || batches > (int32) (MaxAllocSize / 2 / sizeof(int32)))
+	if (batches < 1 || batches > MOST_BATCHES)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("batches must be an integer from 1 to %d", (int32) (MaxAllocSize / 2 / sizeof(int32)))));
+				 errmsg("batches must be an integer from 1 to %d", MOST_BATCHES)));
 	array = palloc0(ARR_OVERHEAD_NONULLS(1) + (Size) batches * sizeof(int32));
 	SET_VARSIZE(array, ARR_OVERHEAD_NONULLS(1) + (Size) batches * sizeof(int32));
 	array->ndim = 1;

@@ -58,6 +58,7 @@ TEST_ENCODE = "tests/kernels/test_encode.py"
 TEST_STEP_NOISE = "tests/kernels/test_step_noise.py"
 TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
 TEST_ALLOCATION = "tests/privacy/test_allocation.py"
+TEST_ALLOCATION_REPLAY = "tests/privacy/test_allocation_replay.py"
 TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
 TEST_NOISE = "tests/kernels/test_noise.py"
 TEST_CALIBRATION = "tests/privacy/test_step_noise_calibration.py"
@@ -432,6 +433,41 @@ MUTANTS = [
         "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
         "dpml_noise_gaussian(rng, n, scale / 1.5 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[bst14-5-4-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "allocated-batches-cut-by-count",
+        KERNELS,
+        "state->full_batch = state->batch < state->n_sizes ? state->sizes[state->batch] : INT32_MAX;",
+        "state->full_batch = state->options.batch_size;",
+        f"{TEST_ALLOCATION_REPLAY}::test_a_pass_is_cut_by_the_sizes[False-0.0-1]",
+    ),
+    Mutant(
+        "noise-of-an-allocated-step-less-by-a-fifth",
+        KERNELS,
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 1.25 * per_step, noise);",
+        f"{TEST_ALLOCATION_REPLAY}::test_an_attack_on_random_allocation[dp-sgd-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "accounted-by-key-and-cut-by-count",
+        METHODS,
+        "allocated=noise.allocations > 0,",
+        "allocated=False,",
+        f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "one-order-of-all-passes-accounted-as-one-pass",
+        PRIVACY,
+        "math.sqrt(passes / allocations) * found.noise_multiplier",
+        "1.0 * found.noise_multiplier",
+        f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "one-order-of-all-passes-charged-as-one-pass",
+        PRIVACY,
+        "self.accounted_multiplier / math.sqrt(self.passes / self.allocations)",
+        "self.accounted_multiplier",
+        f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
     ),
     Mutant(
         "a-replaced-unit-accounted-for-as-a-removed-one",

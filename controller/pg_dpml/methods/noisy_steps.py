@@ -10,7 +10,6 @@ from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.privacy.noise import growth
 from pg_dpml.privacy.noise import steps as step_noise
-from pg_dpml.privacy.noise.allocation import calibrate_allocated
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
@@ -148,7 +147,7 @@ def allocated_noise(
         if fresh_order:
             raise SpecError("fresh_order does not go with sampling = allocation and a unit: leave it out")
         fresh_order = False
-    return calibrate_allocated(
+    return step_noise.calibrate_allocated(
         bound=clipped.bound,
         relation=privacy.relation,
         passes=passes,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Noise that the server adds in every step of a run, to the sum of a batch's gradients."""
+"""Noise that the server adds in every step of a run, to the sum of a batch's gradients.
+
+Long because all ways to draw batches leave the same room for precision, rounding and large batches.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,28 @@ from typing import ClassVar
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import MAX_POISSON_STEPS
 from pg_dpml.privacy import gaussian, knorm, resolution
-from pg_dpml.privacy.accounting import bst14, subsampled
+from pg_dpml.privacy.accounting import allocated, bst14, subsampled
 from pg_dpml.privacy.noise.base import Recorded
 from pg_dpml.privacy.noise.batches import accounted_sampling, largest_batch, sum_rounding
 from pg_dpml.privacy.releases import AllocatedPasses, GaussianRun, PoissonSteps, releases_of
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
-    "UNLIKELY",
     "StepNoise",
     "bst14_multipliers",
+    "calibrate_allocated",
     "calibrate_passes",
     "calibrate_poisson",
-    "delta_of_steps",
-    "left_to_steps",
 ]
 
 
-UNLIKELY = 2.0**-30
+_TIE = 2.0**-127
+"""Above the probability that two units draw the same key."""
+
+_NO_DEARER = 1.02
+"""One order for all passes, which is faster, is taken where its noise is at most so many times the least."""
+
+_UNLIKELY = 2.0**-30
 """Share of delta that is left to batches larger than `largest_batch`."""
 
 
@@ -248,7 +255,7 @@ def calibrate_passes(
     )
 
 
-def left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float, float]:
+def _left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float, float]:
     """What the precision of so many noisy numbers leaves of (epsilon, delta).
 
     Source: privacy/README.md, "The sampler".
@@ -258,9 +265,9 @@ def left_to_steps(epsilon: float, delta: float, n_numbers: int) -> tuple[float, 
     return left, gaussian.delta_left(delta, n_numbers) * math.exp(-0.5 * taken)
 
 
-def delta_of_steps(delta: float) -> float:
+def _delta_of_steps(delta: float) -> float:
     """What is left of delta once batches larger than `largest_batch` have had theirs."""
-    return delta * (1.0 - 2.0 * UNLIKELY)
+    return delta * (1.0 - 2.0 * _UNLIKELY)
 
 
 @functools.lru_cache(maxsize=64)
@@ -339,10 +346,10 @@ def calibrate_poisson(
             f"a pass of {steps // passes:,} steps is longer than {MAX_POISSON_STEPS:,}, the most that the "
             "server takes: take a larger batch_size"
         )
-    epsilon, delta = left_to_steps(epsilon, delta, steps * n_weights)
-    most = largest_batch(n_units, sampling, delta * UNLIKELY / steps)
-    unlikely = 2.0 * UNLIKELY * delta
-    delta = delta_of_steps(delta)
+    epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
+    most = largest_batch(n_units, sampling, delta * _UNLIKELY / steps)
+    unlikely = 2.0 * _UNLIKELY * delta
+    delta = _delta_of_steps(delta)
     q = accounted_sampling(sampling, n_units, steps)
     if accountant == "advanced":
         found = bst14.advanced_multiplier(epsilon, delta, q, steps, relation)
@@ -381,9 +388,105 @@ def bst14_multipliers(
     Source: privacy/README.md, "BST14".
     """
     q = accounted_sampling(sampling, n_units, steps)
-    arguments = (epsilon, delta_of_steps(delta), q, steps, relation)
+    arguments = (epsilon, _delta_of_steps(delta), q, steps, relation)
     return {
         "published": bst14.published_bst14_multiplier(*arguments),
         "advanced": bst14.advanced_multiplier(*arguments),
         "pld": _pld(*arguments).noise_multiplier,
     }
+
+
+@functools.lru_cache(maxsize=64)
+def _allocated_pld(
+    epsilon: float, delta: float, batches: int, passes: int, relation: Relation
+) -> subsampled.Accounted:
+    """The accountant's answer; a plan is often made twice, and this takes a second."""
+    return allocated.allocated_gaussian_multiplier(epsilon, delta, batches, passes, relation)
+
+
+def calibrate_allocated(
+    *,
+    bound: float,
+    relation: Relation,
+    passes: int,
+    steps: int,
+    n_units: int,
+    max_rows_per_unit: int,
+    row_bound: float,
+    n_weights: int,
+    epsilon: float,
+    delta: float,
+    fresh_order: bool | None,
+) -> StepNoise:
+    """Noise of every step over batches by random allocation.
+
+    Parameters
+    ----------
+    bound, relation, passes, steps, n_units, max_rows_per_unit, row_bound, n_weights, epsilon, delta
+        As in `calibrate_poisson`.
+    fresh_order : bool or None
+        Whether every pass has an allocation of its own; None: if that needs less noise.
+
+    Returns
+    -------
+    StepNoise
+
+    Raises
+    ------
+    GuaranteeError
+        If delta or the precision does not allow it, or the server could not draw it or take the steps.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Batches by random allocation" and "Random allocation".
+    """
+    if delta == 0.0:
+        raise GuaranteeError(
+            "delta = 0 has no Gaussian noise, which random allocation is accounted with: leave delta out "
+            "(1/n^2 then), or leave sampling out"
+        )
+    if steps == 0:
+        return StepNoise(
+            "gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, None, "exact", n_weights, allocations=1
+        )
+    batches = steps // passes
+    if n_units >= 2**31:
+        raise GuaranteeError(
+            f"sampling = allocation is for fewer than 2^31 units of privacy, not {n_units:,}: leave it out"
+        )
+    if batches > allocated.MOST_BATCHES:
+        raise GuaranteeError(
+            f"a pass of {batches:,} batches is longer than {allocated.MOST_BATCHES:,}, the most that random "
+            "allocation is accounted for: take a larger batch_size"
+        )
+    epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
+    most = largest_batch(n_units, 1.0 / batches, delta * _UNLIKELY / steps)
+    ties = passes * n_units * _TIE
+    if ties > _UNLIKELY * delta:
+        raise GuaranteeError(
+            f"delta = {delta:.3g} is too small for the keys of a random order: take a larger one"
+        )
+    unlikely = 2.0 * _UNLIKELY * delta + ties
+    delta = _delta_of_steps(delta) - ties
+    orders = {}
+    if fresh_order is not False:
+        orders[passes] = _allocated_pld(epsilon, delta, batches, passes, relation)
+    if fresh_order is not True:
+        orders[1] = _allocated_pld(epsilon, delta, batches, 1, relation)
+    multipliers = {
+        allocations: math.sqrt(passes / allocations) * found.noise_multiplier
+        for allocations, found in orders.items()
+    }
+    allocations = (
+        1 if multipliers.get(1, math.inf) <= _NO_DEARER * multipliers.get(passes, math.inf) else passes
+    )
+    rounding = sum_rounding(most * max_rows_per_unit, row_bound)
+    scale, calibrated, grid = resolution.step_room(
+        "gaussian", multipliers[allocations], bound, bound, rounding, n_weights
+    )
+    change = relation.gradient_change(bound)
+    return StepNoise(
+        "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
+        None, orders[allocations].accountant, n_weights, unlikely=unlikely,
+        accounted_multiplier=scale / calibrated, allocations=allocations,
+    )  # fmt: skip
