@@ -122,6 +122,12 @@ def test_the_noise_costs_what_was_asked_for(
     problem = Problem(1000, 5, 1, "binary")
     sgd, noise = planned(method, problem, PrivacySpec(asked, delta, relation), **options)
     assert sgd.allocated
+    beside = noise.multipliers
+    assert noise.noise_multiplier == pytest.approx(
+        beside["fresh_order" if allocations > 1 else "one_order"], rel=1e-3
+    )
+    assert max(beside["fresh_order"], beside["one_order"]) <= beside["shuffled"] * (1.0 + 1e-6)
+    assert f"{beside['poisson']:.3g} for Poisson batches" in dict(noise.lines())["Accounts"]
     assert sgd.fresh_order == (noise.allocations > 1)
     assert noise.allocations == allocations
     released = noise.releases()

@@ -458,7 +458,7 @@ MUTANTS = [
     Mutant(
         "one-order-of-all-passes-accounted-as-one-pass",
         PRIVACY,
-        "math.sqrt(passes / allocations) * found.noise_multiplier",
+        "math.sqrt(passes / count) * found.noise_multiplier",
         "1.0 * found.noise_multiplier",
         f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
     ),

@@ -33,6 +33,14 @@ __all__ = [
 _TIE = 2.0**-127
 """Above the probability that two units draw the same key."""
 
+_ALLOCATED_BESIDE = {
+    "shuffled": "for batches cut by count",
+    "poisson": "for Poisson batches",
+    "fresh_order": "by random allocation with a fresh order a pass",
+    "one_order": "with one order for all passes",
+}
+"""The accounts that a plan of random allocation shows beside each other, in words."""
+
 _NO_DEARER = 1.02
 """One order for all passes, which is faster, is taken where its noise is at most so many times the least."""
 
@@ -185,7 +193,12 @@ class StepNoise(Recorded):
                 "the losses' curvature damps it.",
             ),
         ]
-        if self.multipliers:
+        if self.multipliers and self.allocations > 0:
+            others = ", ".join(
+                f"{self.multipliers[name]:.3g} {how}" for name, how in _ALLOCATED_BESIDE.items()
+            )
+            found.append(("Accounts", f"noise on a sum, in units of that bound: {others}"))
+        elif self.multipliers:
             found.append(("Accounts", self.compared.format(**self.multipliers)))
         return tuple(found)
 
@@ -468,25 +481,28 @@ def calibrate_allocated(
         )
     unlikely = 2.0 * _UNLIKELY * delta + ties
     delta = _delta_of_steps(delta) - ties
-    orders = {}
-    if fresh_order is not False:
-        orders[passes] = _allocated_pld(epsilon, delta, batches, passes, relation)
-    if fresh_order is not True:
-        orders[1] = _allocated_pld(epsilon, delta, batches, 1, relation)
+    change = relation.gradient_change(bound)
+    orders = {count: _allocated_pld(epsilon, delta, batches, count, relation) for count in {1, passes}}
     multipliers = {
-        allocations: math.sqrt(passes / allocations) * found.noise_multiplier
-        for allocations, found in orders.items()
+        count: math.sqrt(passes / count) * found.noise_multiplier for count, found in orders.items()
     }
-    allocations = (
-        1 if multipliers.get(1, math.inf) <= _NO_DEARER * multipliers.get(passes, math.inf) else passes
-    )
+    beside = {
+        "shuffled": math.sqrt(passes) * change / bound / gaussian.gaussian_mu(epsilon, delta),
+        "poisson": _pld(
+            epsilon, delta, accounted_sampling(1.0 / batches, n_units, steps), steps, relation
+        ).noise_multiplier,
+        "fresh_order": multipliers[passes],
+        "one_order": multipliers[1],
+    }
+    if fresh_order is None:
+        fresh_order = multipliers[1] > _NO_DEARER * multipliers[passes]
+    allocations = passes if fresh_order else 1
     rounding = sum_rounding(most * max_rows_per_unit, row_bound)
     scale, calibrated, grid = resolution.step_room(
         "gaussian", multipliers[allocations], bound, bound, rounding, n_weights
     )
-    change = relation.gradient_change(bound)
     return StepNoise(
         "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
         None, orders[allocations].accountant, n_weights, unlikely=unlikely,
-        accounted_multiplier=scale / calibrated, allocations=allocations,
+        accounted_multiplier=scale / calibrated, allocations=allocations, multipliers=beside,
     )  # fmt: skip
