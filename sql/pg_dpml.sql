@@ -720,6 +720,24 @@ COMMENT ON AGGREGATE dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) IS
 'one pass of SGD over blocks of dpml.pack, which must come as 0, 1, 2, ...; charges nothing, not private without noise';
 GRANT EXECUTE ON FUNCTION dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb) TO dpml_curator;
 
+CREATE FUNCTION dpml.sgd_allocated_transition(internal, int4, bytea, dpml.epoch, int4[], jsonb) RETURNS internal
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_allocated_transition';
+COMMENT ON FUNCTION dpml.sgd_allocated_transition(internal, int4, bytea, dpml.epoch, int4[], jsonb) IS
+'transition of dpml.sgd_allocated';
+
+CREATE FUNCTION dpml.sgd_allocated_final(internal) RETURNS dpml.epoch
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_allocated_final';
+COMMENT ON FUNCTION dpml.sgd_allocated_final(internal) IS 'end of dpml.sgd_allocated';
+
+CREATE AGGREGATE dpml.sgd_allocated(block_no int4, block bytea, start dpml.epoch, sizes int4[], options jsonb) (
+	SFUNC = dpml.sgd_allocated_transition, STYPE = internal,
+	FINALFUNC = dpml.sgd_allocated_final, FINALFUNC_MODIFY = READ_WRITE, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.sgd_allocated(int4, bytea, dpml.epoch, int4[], jsonb) IS
+'dpml.sgd_epoch over blocks, batch t of sizes[t] rows (units), an empty one a step, too; see also: allocation
+It charges nothing, and is not private without noise.';
+GRANT EXECUTE ON FUNCTION dpml.sgd_allocated(int4, bytea, dpml.epoch, int4[], jsonb) TO dpml_curator;
+
 CREATE FUNCTION dpml.sgd_poisson_transition(internal, int4, bytea, dpml.epoch, jsonb) RETURNS internal
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_sgd_poisson_transition';
 COMMENT ON FUNCTION dpml.sgd_poisson_transition(internal, int4, bytea, dpml.epoch, jsonb) IS
@@ -999,6 +1017,18 @@ CREATE FUNCTION dpml.rows(block bytea) RETURNS SETOF bytea
 COMMENT ON FUNCTION dpml.rows(bytea) IS 'the rows of a block, each as a block of one row';
 GRANT EXECUTE ON FUNCTION dpml.rows(bytea) TO dpml_curator;
 
+CREATE FUNCTION dpml.batch_sizes(units int8, batches int4) RETURNS int4[]
+	LANGUAGE C VOLATILE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_batch_sizes';
+COMMENT ON FUNCTION dpml.batch_sizes(int8, int4) IS
+'how many of so many units are in each of so many batches, where each is in one at random; see also: allocation';
+GRANT EXECUTE ON FUNCTION dpml.batch_sizes(int8, int4) TO dpml_curator;
+
+CREATE FUNCTION dpml.random_key() RETURNS uuid
+	LANGUAGE C VOLATILE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_random_uuid';
+COMMENT ON FUNCTION dpml.random_key() IS
+'128 bits of a cryptographic generator, to put rows in a secret random order; see also: allocation';
+GRANT EXECUTE ON FUNCTION dpml.random_key() TO dpml_curator;
+
 -- Every call draws from a key of its own, so workers need not agree on anything.
 CREATE FUNCTION dpml.poisson_steps(packed bytea, steps int4, sampling float8) RETURNS TABLE (step int4, block bytea, rows int4)
 	LANGUAGE C VOLATILE STRICT PARALLEL SAFE ROWS 50 AS 'MODULE_PATHNAME', 'dpml_poisson_draws';
@@ -1083,6 +1113,13 @@ SELECT (r).* FROM (SELECT dpml.sgd_poisson(block_no, block, (SELECT e FROM start
   FROM blocks) s                    holds all rows in memory: dpml.work_mem (1 GB) is the limit
 SELECT (r).* FROM (SELECT dpml.sgd_poisson_steps(p.step, p.block, p.rows, (SELECT e FROM start), OPTIONS
   ORDER BY p.step) AS r FROM blocks AS b, dpml.poisson_steps(b.block, 100, 0.01) AS p) s    sorts the drawn rows'),
+('allocation',
+'SGD over batches by random allocation: every row (unit) is in exactly one batch of a pass, drawn at random, so that a
+batch may be empty, which is a step. The sum is divided by batch_size, whatever the batch has. Rows in a secret random
+order are cut by sizes that were drawn as if every unit had drawn its batch:
+SELECT (r).* FROM (SELECT dpml.sgd_allocated(block_no, block, (SELECT e FROM start), (SELECT sizes FROM drawn),
+  ''{"loss": "logistic", "step_size": 0.1, "batch_size": 10}'' ORDER BY block_no) AS r FROM blocks) s
+dpml.batch_sizes(n, batches) draws the sizes, dpml.random_key() keys to sort by. See also: options, pack.'),
 ('scd',
 'Stochastic dual coordinate ascent: every row has a dual, v is the sum of dual times row, weights are v / (lambda rows).
 SELECT (r).* FROM (SELECT dpml.scd_epoch(block_no, block, NULL, (SELECT p FROM start p),

@@ -309,6 +309,7 @@ class _Pass:
         gradient_clip: float = math.inf,
         momentum: float = 0.0,
         velocity: npt.ArrayLike | None = None,
+        sizes: npt.ArrayLike | None = None,
     ) -> None:
         self._options = _sgd_options(
             loss=loss,
@@ -335,7 +336,9 @@ class _Pass:
         self.state = ffi.new("DpmlSgd *")
         kept = [self._start(values) for values in (weights, average, velocity)]
         key = ffi.NULL if noise_key is None else ffi.from_buffer("uint8_t[]", noise_key)
-        start = ffi.new("DpmlSgdStart *", [*kept, steps, key])
+        self._sizes = None if sizes is None else np.ascontiguousarray(sizes, dtype=np.int32)
+        units = [ffi.NULL, 0] if self._sizes is None else [pointer(self._sizes, "int32_t"), len(self._sizes)]
+        start = ffi.new("DpmlSgdStart *", [*kept, steps, *units, key])
         lib.dpml_sgd_start(self.state, self._options, self._memory, start)
 
     def _start(self, values: npt.ArrayLike | None) -> Any:
@@ -373,7 +376,8 @@ def sgd_rows(x: npt.ArrayLike, y: npt.ArrayLike, **options: Any) -> Epoch:
         a batch's gradients, from the generator of noise_key, 32 bytes;
         gradient_clip : float, in (0, inf], bound on the norm of a row's
         derivatives in its scores; momentum : float, in [0, 1), and velocity,
-        where an earlier pass ended.
+        where an earlier pass ended; sizes : units of each batch of the pass, None
+        for batch_size each.
     """
     rows, labels = _floats(x), _floats(y)
     require(rows.ndim == 2 and labels.shape == rows.shape[:1], "x must have shape (n, d) and y (n,)")

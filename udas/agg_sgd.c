@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: PostgreSQL */
 /*
- * dpml.sgd_epoch: one pass of SGD over rows or packed blocks.
+ * dpml.sgd_epoch: one pass of SGD over rows or packed blocks; dpml.sgd_allocated: one over
+ * blocks whose batches have given sizes (privacy/README.md, "Batches by random allocation").
  *
  * A group's whole state lives in the aggregate context: the parsed options
  * with the bytes they came from, and the kernel's state in one allocation of
@@ -24,9 +25,12 @@ typedef struct EpochState
 } EpochState;
 
 static const char name[] = "sgd_epoch";
+static const char allocated_name[] = "sgd_allocated";
 
 DPML_FUNCTION(dpml_sgd_rows_transition);
 DPML_FUNCTION(dpml_sgd_blocks_transition);
+DPML_FUNCTION(dpml_sgd_allocated_transition);
+DPML_FUNCTION(dpml_sgd_allocated_final);
 DPML_FUNCTION(dpml_sgd_final);
 
 static EpochState *
@@ -102,29 +106,51 @@ dpml_sgd_rows_transition(PG_FUNCTION_ARGS)
 	PG_RETURN_POINTER(state);
 }
 
-/* (internal, block_no int4, block bytea, start dpml.epoch, options jsonb); the start is read from the first block. */
-Datum
-dpml_sgd_blocks_transition(PG_FUNCTION_ARGS)
+/* Take a block, the second and third argument; the start, the fourth, and the sizes are read from the first one. */
+static void
+take_block(DpmlSgdPass *sgd_pass, FunctionCallInfo fcinfo, bool first, const NullableDatum *sizes)
 {
-	bool		first;
-	EpochState *state = get_state(fcinfo, &first);
+	DpmlPass   *pass = &sgd_pass->pass;
 	DpmlBlock	block;
 	int32		n;
 
-	dpml_pass_next_block(&block, &state->sgd_pass.pass, &fcinfo->args[1], &fcinfo->args[2]);
+	dpml_pass_next_block(&block, pass, &fcinfo->args[1], &fcinfo->args[2]);
 	if (first)
 	{
 		DpmlSgdPassStart start;
 
 		dpml_sgd_pass_read_start(&start, &fcinfo->args[3]);
-		dpml_sgd_pass_start(&state->sgd_pass, &start, block.n_features);
+		if (sizes != NULL)
+			dpml_sgd_pass_read_sizes(sgd_pass, &start, sizes);
+		dpml_sgd_pass_start(sgd_pass, &start, block.n_features);
 	}
-	for (int32 i = 0; i < block.n_rows; i += n)
+	for (int32_t i = 0; i < block.n_rows; i += n)
 	{
-		n = dpml_pass_piece(&state->sgd_pass.pass, block.n_rows - i);
-		dpml_sgd_block(&state->sgd_pass.sgd, &block, i, n);
+		n = dpml_pass_piece(pass, block.n_rows - i);
+		dpml_sgd_block(&sgd_pass->sgd, &block, i, n);
 	}
+}
+
+/* (internal, block_no int4, block bytea, start dpml.epoch, options jsonb) */
+Datum
+dpml_sgd_blocks_transition(PG_FUNCTION_ARGS)
+{
+	bool		first;
+	EpochState *state = get_state(fcinfo, &first);
+
+	take_block(&state->sgd_pass, fcinfo, first, NULL);
 	PG_RETURN_POINTER(state);
+}
+
+/* (internal, block_no int4, block bytea, start dpml.epoch, sizes int4[], options jsonb) */
+Datum
+dpml_sgd_allocated_transition(PG_FUNCTION_ARGS)
+{
+	bool		first;
+	DpmlSgdPass *sgd_pass = dpml_sgd_pass_state(fcinfo, allocated_name, 5, DPML_FOR_EPOCH, sizeof(EpochState), &first);
+
+	take_block(sgd_pass, fcinfo, first, &fcinfo->args[4]);
+	PG_RETURN_POINTER(sgd_pass);
 }
 
 /* Without a row there is no start to return either: weights are NULL. */
@@ -143,4 +169,12 @@ dpml_sgd_final(PG_FUNCTION_ARGS)
 		steps = (state->waiting + b - 1) / b;
 	}
 	PG_RETURN_DATUM(dpml_sgd_pass_result(fcinfo, (DpmlSgdPass *) state, steps, rows));
+}
+
+Datum
+dpml_sgd_allocated_final(PG_FUNCTION_ARGS)
+{
+	DpmlSgdPass *sgd_pass = dpml_sgd_pass_end(fcinfo, allocated_name);
+
+	PG_RETURN_DATUM(dpml_sgd_pass_result(fcinfo, sgd_pass, 0, sgd_pass != NULL ? sgd_pass->sgd.rows : 0));
 }

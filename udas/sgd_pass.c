@@ -65,6 +65,30 @@ dpml_sgd_pass_read_start(DpmlSgdPassStart *start, const NullableDatum *epoch)
 	start->sgd.steps = dpml_steps_before(values[STEPS], nulls[STEPS]);
 }
 
+/* The units of each batch, int4[]: they are kept as long as the pass. */
+void
+dpml_sgd_pass_read_sizes(const DpmlSgdPass *state, DpmlSgdPassStart *start, const NullableDatum *sizes)
+{
+	ArrayType  *array = sizes->isnull ? NULL : DatumGetArrayTypeP(sizes->value);
+	int32	   *kept;
+	Size		n;
+
+	if (array == NULL || ARR_NDIM(array) != 1 || ARR_HASNULL(array) || ARR_ELEMTYPE(array) != INT4OID)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("sizes must be an array of numbers of units, as dpml.batch_sizes returns it")));
+	n = (Size) ARR_DIMS(array)[0];
+	kept = dpml_alloc(state->pass.context, n * sizeof(int32));
+	memcpy(kept, ARR_DATA_PTR(array), n * sizeof(int32));
+	for (Size i = 0; i < n; i++)
+		if (kept[i] < 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("sizes must be numbers >= 0")));
+	start->sgd.sizes = kept;
+	start->sgd.n_sizes = (int64) n;
+}
+
 /* An array of the start must be a model's. */
 static void
 check_length(const DpmlSgdPass *state, const char *name, const double *values, Size n, int32 n_features)

@@ -31,6 +31,7 @@ extern DpmlSgdPass *dpml_sgd_pass_state(FunctionCallInfo fcinfo, const char *agg
 										DpmlSgdUse use, Size size, bool *first);
 extern DpmlSgdPass *dpml_sgd_pass_end(FunctionCallInfo fcinfo, const char *aggregate);
 extern void dpml_sgd_pass_read_start(DpmlSgdPassStart *start, const NullableDatum *epoch);
+extern void dpml_sgd_pass_read_sizes(const DpmlSgdPass *state, DpmlSgdPassStart *start, const NullableDatum *sizes);
 extern void dpml_sgd_pass_start(DpmlSgdPass *state, DpmlSgdPassStart *start, int32 n_features);
 extern Datum dpml_sgd_pass_result(FunctionCallInfo fcinfo, DpmlSgdPass *state, int64 steps, int64 rows);
 

@@ -86,6 +86,13 @@ CALLS: dict[str, list[str]] = {
         json_literal(OPTIONS),
     ],
     "sgd_epoch(integer,bytea,epoch,jsonb)": ["{i}", BLOCK, EPOCH, json_literal(OPTIONS)],
+    "sgd_allocated(integer,bytea,epoch,integer[],jsonb)": [
+        "{i}",
+        BLOCK,
+        EPOCH,
+        "'{0,4,2}'::int4[]",
+        json_literal(OPTIONS),
+    ],
     "sgd_poisson(integer,bytea,epoch,jsonb)": ["{i}", BLOCK, EPOCH, json_literal(POISSON)],
     "sgd_poisson_steps(integer,bytea,integer,epoch,jsonb)": [
         "{i} + 1",
@@ -123,6 +130,8 @@ CALLS: dict[str, list[str]] = {
     'sparse_numbers("any","any",integer,integer)': ["'{1,NULL}'::numeric[]", "'{7,2}'::int8[]", "9", "1"],
     'sparse_numbers("any",integer)': ["NULL::numeric[]", "2"],
     "rows(bytea)": [BLOCK],
+    "batch_sizes(bigint,integer)": ["5::int8", "3"],
+    "random_key()": [],
     "poisson_steps(bytea,integer,double precision)": [BLOCK, "3", "0.5::float8"],
     "unpack(bytea)": [BLOCK],
     "whiten(bytea,double precision[],double precision)": [
@@ -650,6 +659,7 @@ def test_every_cut_and_every_bit_of_a_state(hostile: psycopg.Connection, kind: s
 
 FINALS = {
     "sgd_final": "sgd_epoch",
+    "sgd_allocated_final": "sgd_allocated",
     "sgd_poisson_final": "sgd_poisson",
     "sgd_poisson_steps_final": "sgd_poisson_steps",
     "scd_rows_final": "scd_epoch",
@@ -684,6 +694,10 @@ SUMS = json_literal({"loss": "logistic"})
 AGGREGATES = {
     "sgd_epoch of rows": ("sgd_epoch", f"x, y, NULL::float8[], {json_literal({**OPTIONS, 'momentum': 0.5})}"),
     "sgd_epoch": ("sgd_epoch", f"i, block, NULL::dpml.epoch, {json_literal(OPTIONS)}"),
+    "sgd_allocated": (
+        "sgd_allocated",
+        f"i, block, NULL::dpml.epoch, '{{0,3,100000}}'::int4[], {json_literal(OPTIONS)}",
+    ),
     "sgd_poisson": ("sgd_poisson", f"i, block, NULL::dpml.epoch, {json_literal({**POISSON, 'sampling': 1})}"),
     "sgd_poisson_steps": (
         "sgd_poisson_steps",

@@ -238,6 +238,7 @@ def test_row_arguments(tables: psycopg.Connection) -> None:
     [
         f"dpml.sgd_epoch(x, y, NULL, '{GOOD}')",
         f"dpml.sgd_epoch(block_no, block, NULL, '{GOOD}')",
+        f"dpml.sgd_allocated(block_no, block, NULL, '{{9}}', '{GOOD}')",
         f"dpml.sgd_poisson(block_no, block, NULL, '{POISSON}')",
         f"dpml.sgd_poisson_steps(1, block, NULL, NULL, '{POISSON}')",
         f"dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}')",
@@ -281,6 +282,7 @@ def test_order_dependent_aggregates_stay_serial(tables: psycopg.Connection) -> N
     assert "Gather" in json.dumps(plan)
     for call in (
         f"dpml.sgd_epoch(x, y, NULL, '{GOOD}')",
+        f"dpml.sgd_allocated(i, NULL, NULL, NULL, '{GOOD}')",
         f"dpml.sgd_poisson(i, NULL, NULL, '{POISSON}')",
         f"dpml.sgd_poisson_steps(i, NULL, NULL, NULL, '{POISSON}')",
         "dpml.pack(NULL)",
@@ -309,7 +311,10 @@ def run_as(connection: psycopg.Connection, role: str, query: str) -> None:
 CURATOR_CALLS = [
     f"SELECT dpml.sgd_epoch(x, y, NULL, '{GOOD}') FROM rows",
     f"SELECT dpml.sgd_epoch(block_no, block, NULL, '{GOOD}' ORDER BY block_no) FROM blocks",
+    f"SELECT dpml.sgd_allocated(block_no, block, NULL, '{{9}}', '{GOOD}' ORDER BY block_no) FROM blocks",
     f"SELECT dpml.sgd_poisson(block_no, block, NULL, '{POISSON}' ORDER BY block_no) FROM blocks",
+    "SELECT dpml.batch_sizes(9, 2)",
+    "SELECT dpml.random_key()",
     f"SELECT dpml.sgd_poisson_steps(1, block, NULL, NULL, '{POISSON}') FROM blocks",
     "SELECT dpml.poisson_steps(block, 3, 0.5) FROM blocks",
     f"SELECT dpml.loss(x, y, '{{0,0,0,0}}', '{GOOD}') FROM rows",

@@ -18,7 +18,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
-from pg_dpml.privacy.accounting import bounds, pld, subsampled
+from pg_dpml.privacy.accounting import bounds, pld, search, subsampled
 from pg_dpml.privacy.accounting.bst14 import advanced_multiplier, published_bst14_multiplier
 from pg_dpml.privacy.accounting.subsampled import (
     Accounted,
@@ -120,7 +120,8 @@ def test_convolution_agrees_with_the_exact_composition_of_gaussians(
     """Also at a delta far below the rounding of a Fourier transform."""
     exact = bounds.exact_epsilon(multiplier, steps, delta, Relation.ADD_REMOVE)
     grid = subsampled._first_interval(multiplier, 1.0) / 4.0
-    found = pld.pld_epsilon(multiplier, 1.0, steps, delta, Relation.ADD_REMOVE, grid)
+    losses = partial(subsampled.poisson_losses, multiplier, 1.0)
+    found = pld.pld_epsilon(losses, steps, delta, Relation.ADD_REMOVE, grid)
     assert exact <= found <= exact * (1.0 + GRID_ERROR)
 
 
@@ -389,7 +390,7 @@ def test_a_grid_that_cannot_fit_leaves_the_exact_composition(monkeypatch: pytest
 
 def test_almost_no_noise_where_delta_alone_covers_the_batch() -> None:
     found = subsampled_gaussian_multiplier(1.0, 0.01, 0.001, 1, Relation.ADD_REMOVE)
-    assert found == Accounted(subsampled._LEAST_MULTIPLIER, 0.0, "pld", found.discretization)
+    assert found == Accounted(search._LEAST_MULTIPLIER, 0.0, "pld", found.discretization)
 
 
 @pytest.mark.parametrize("relation", Relation)

@@ -57,6 +57,8 @@ TEST_SCORES = "tests/controller/test_scores.py"
 TEST_ENCODE = "tests/kernels/test_encode.py"
 TEST_STEP_NOISE = "tests/kernels/test_step_noise.py"
 TEST_NOISY_SGD = "tests/controller/test_noisy_sgd.py"
+TEST_ALLOCATION = "tests/privacy/test_allocation.py"
+TEST_ALLOCATION_REPLAY = "tests/privacy/test_allocation_replay.py"
 TEST_NOISY_REPLAY = "tests/privacy/test_noisy_replay.py"
 TEST_NOISE = "tests/kernels/test_noise.py"
 TEST_CALIBRATION = "tests/privacy/test_step_noise_calibration.py"
@@ -116,6 +118,20 @@ MUTANTS = [
         f"{TEST_ACCOUNTING}::test_replacing_agrees_with_dp_accounting[0.8-0.01-1000-1e-06]",
     ),
     Mutant(
+        "sum-of-ratios-rounded-down",
+        PRIVACY,
+        "found = _split(at, masses - rise, rise, len(values))",
+        "found = _split(at, masses, 0.0 * rise, len(values))",
+        f"{TEST_ALLOCATION}::test_a_ratio_is_above_the_true_one_in_the_convex_order",
+    ),
+    Mutant(
+        "allocated-unit-that-comes-for-half",
+        PRIVACY,
+        "losses, infinite = -logs[::-1] + _LOSS_ROUNDING, self.masses[0]",
+        "losses, infinite = -0.5 * logs[::-1] + _LOSS_ROUNDING, self.masses[0]",
+        f"{TEST_ALLOCATION}::test_two_batches_agree_with_quadrature[1e-09-1.0]",
+    ),
+    Mutant(
         "budget-spends-delta-twice",
         PRIVACY,
         "rest = float(_DOWN.subtract(delta, others))",
@@ -146,8 +162,8 @@ MUTANTS = [
     Mutant(
         "poisson-charged-by-its-own-relation",
         PRIVACY,
-        "_poisson_mu(gaussian, spare, budget)",
-        "_poisson_mu(gaussian, spare, run)",
+        "_mu_of_batches(gaussian, spare, budget)",
+        "_mu_of_batches(gaussian, spare, run)",
         f"{TEST_BUDGET}::test_poisson_runs_cost_what_the_relation_of_the_budget_says[pld]",
     ),
     Mutant(
@@ -431,6 +447,41 @@ MUTANTS = [
         "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
         "dpml_noise_gaussian(rng, n, scale / 1.5 * per_step, noise);",
         f"{TEST_NOISY_REPLAY}::test_an_attack_on_poisson_batches[bst14-5-4-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "allocated-batches-cut-by-count",
+        KERNELS,
+        "state->full_batch = state->batch < state->n_sizes ? state->sizes[state->batch] : INT32_MAX;",
+        "state->full_batch = state->options.batch_size;",
+        f"{TEST_ALLOCATION_REPLAY}::test_a_pass_is_cut_by_the_sizes[False-0.0-1]",
+    ),
+    Mutant(
+        "noise-of-an-allocated-step-less-by-a-fifth",
+        KERNELS,
+        "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
+        "dpml_noise_gaussian(rng, n, scale / 1.25 * per_step, noise);",
+        f"{TEST_ALLOCATION_REPLAY}::test_an_attack_on_random_allocation[dp-sgd-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "accounted-by-key-and-cut-by-count",
+        METHODS,
+        "allocated=noise.allocations > 0,",
+        "allocated=False,",
+        f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "one-order-of-all-passes-accounted-as-one-pass",
+        PRIVACY,
+        "math.sqrt(passes / count) * found.noise_multiplier",
+        "1.0 * found.noise_multiplier",
+        f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "one-order-of-all-passes-charged-as-one-pass",
+        PRIVACY,
+        "self.accounted_multiplier / math.sqrt(self.passes / self.allocations)",
+        "self.accounted_multiplier",
+        f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
     ),
     Mutant(
         "a-replaced-unit-accounted-for-as-a-removed-one",

@@ -172,6 +172,19 @@ dpml_rng_coin(DpmlRng *rng, double probability)
 	return 0;
 }
 
+/* The upper half of n times a word, drawn again where its lower half is one of the 2^64 mod n that would be too many. */
+int64_t
+dpml_rng_below(DpmlRng *rng, int64_t n)
+{
+	uint64_t	too_many = -(uint64_t) n % (uint64_t) n;
+	unsigned __int128 product;
+
+	do
+		product = (unsigned __int128) rng_next(rng) * (uint64_t) n;
+	while ((uint64_t) product < too_many);
+	return (int64_t) (product >> 64);
+}
+
 /* The standard exponential of a word.  64 bits at either end of the uniform: it reaches 45, and starts at 2^-65. */
 static double
 exponential_of(uint64_t word)

@@ -32,6 +32,9 @@ void		dpml_rng_refill(DpmlRng *rng);
 /* 1 with exactly that probability, which is a double in [0, 1]. */
 int			dpml_rng_coin(DpmlRng *rng, double probability);
 
+/* One of 0 .. n - 1, each with exactly the same probability; n >= 1. */
+int64_t		dpml_rng_below(DpmlRng *rng, int64_t n);
+
 /*
  * Misses before the next hit of a coin, INT64_MAX / 2 at most.  rate is dpml_coin_rate of the probability q in
  * (0, 1] that it hits.

@@ -16,9 +16,34 @@
 
 /* A batch of one row goes straight into the weights.  One of one unit may have several rows. */
 DPML_INLINE int
-is_direct(const DpmlSgdOptions *options)
+is_direct(const DpmlSgd *state)
 {
-	return options->batch_size == 1 && !options->by_unit && options->noise == DPML_NO_NOISE && options->momentum == 0.0;
+	const DpmlSgdOptions *options = &state->options;
+
+	return options->batch_size == 1 && !options->by_unit && options->noise == DPML_NO_NOISE &&
+		options->momentum == 0.0 && state->sizes == NULL;
+}
+
+/* Units of the open batch.  What comes after the last batch is one too many, which whoever counts steps will see. */
+DPML_INLINE void
+size_batch(DpmlSgd *state)
+{
+	if (state->sizes == NULL)
+		state->full_batch = state->options.batch_size;
+	else
+		state->full_batch = state->batch < state->n_sizes ? state->sizes[state->batch] : INT32_MAX;
+}
+
+/* The step of the open batch, and of the empty ones that follow it. */
+DPML_INLINE void
+close_batch(DpmlSgd *state)
+{
+	do
+	{
+		apply_batch(state);
+		state->batch++;
+		size_batch(state);
+	} while (state->full_batch == 0);
 }
 
 /*
@@ -31,8 +56,8 @@ begin_row(DpmlSgd *state, int starts_unit)
 {
 	if (state->in_batch > 0 && !starts_unit)
 		return;
-	if (state->in_batch >= state->options.batch_size)
-		apply_batch(state);
+	if (state->in_batch >= state->full_batch)
+		close_batch(state);
 	state->in_batch++;
 }
 
@@ -43,10 +68,10 @@ row_done(DpmlSgd *state)
 	state->rows++;
 	if (state->options.by_unit)
 		return;
-	if (is_direct(&state->options))
+	if (is_direct(state))
 		end_step(state);
-	else if (++state->in_batch >= state->options.batch_size)
-		apply_batch(state);
+	else if (++state->in_batch >= state->full_batch)
+		close_batch(state);
 }
 
 /* Derivative of a loss of one score at a row's product with the weights. */
@@ -87,7 +112,7 @@ take_row(DpmlSgd *state, const Row *row)
 {
 	double		slope = clipped_slope(state, row_dot(row, state->weights), row->label);
 
-	if (is_direct(&state->options))
+	if (is_direct(state))
 		row_axpy(row, begin_step(state) * slope, state->weights);
 	else
 		row_axpy(row, slope, state->gradient);
@@ -99,7 +124,7 @@ DPML_INLINE void
 take_row_classes(DpmlSgd *state, const Row *row)
 {
 	find_slopes(state, row);
-	if (is_direct(&state->options))
+	if (is_direct(state))
 		add_outer(state, row, begin_step(state), state->weights);
 	else
 		add_outer(state, row, 1.0, state->gradient);
@@ -123,20 +148,20 @@ take_group(DpmlSgd *state, int n_rows, const float *x, const float *labels)
 	rows_axpy(n_rows, options->n_features, slope, x, state->gradient);
 	state->rows += n_rows;
 	state->in_batch += n_rows;
-	if (state->in_batch >= options->batch_size)
-		apply_batch(state);
+	if (state->in_batch >= state->full_batch)
+		close_batch(state);
 }
 
 DPML_INLINE void
 take_dense(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_t end)
 {
-	int			grouped = state->options.batch_size > 1;
+	int			grouped = !is_direct(state);
 	int64_t		n = block->n_features;
 
 	for (int32_t i = first; i < end;)
 	{
 		const float *x = block->values + i * n;
-		int32_t		room = state->options.batch_size - state->in_batch;
+		int32_t		room = state->full_batch - state->in_batch;
 
 		if (room > end - i)
 			room = end - i;
@@ -215,7 +240,7 @@ dpml_sgd_valid(const DpmlSgd *state)
 		options->n_features >= 1 && options->n_features <= DPML_MAX_FEATURES && options->loss.n_classes >= 1 &&
 		options->batch_size >= 1 && state->steps >= 0 && state->rows >= 0 &&
 		state->averaged >= 0 && state->averaged <= state->steps &&
-		state->in_batch >= 0 && state->in_batch <= options->batch_size &&
+		state->in_batch >= 0 && state->in_batch <= state->full_batch && state->batch >= 0 &&
 		(options->noise == DPML_NO_NOISE || state->grid > 0.0);
 }
 
@@ -229,7 +254,10 @@ dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, cons
 	memset(state, 0, sizeof(*state));
 	state->options = *options;
 	state->steps = start->steps;
+	state->sizes = start->sizes;
+	state->n_sizes = start->n_sizes;
 	state->scale = 1.0;
+	size_batch(state);
 	end = place_arrays(state, options, (uintptr_t) memory);
 	memset(state->weights, 0, end - (uintptr_t) state->weights);
 	if (state->velocity != NULL && start->velocity != NULL)
@@ -250,6 +278,8 @@ dpml_sgd_start(DpmlSgd *state, const DpmlSgdOptions *options, void *memory, cons
 		for (int64_t i = 0; i < n; i++)
 			state->average[i] = start->average[i] * (double) state->averaged;
 	}
+	if (state->full_batch == 0)
+		close_batch(state);
 }
 
 DPML_CLONES void
@@ -354,7 +384,9 @@ dpml_sgd_finish(DpmlSgd *state)
 	int64_t		n = n_weights(&state->options);
 
 	if (state->in_batch > 0)
-		apply_batch(state);
+		close_batch(state);
+	while (state->batch < state->n_sizes)
+		close_batch(state);
 	fold_scale(state);
 	if (state->averaged > 0)
 		for (int64_t i = 0; i < n; i++)

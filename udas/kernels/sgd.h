@@ -3,7 +3,7 @@
  * Mini-batch SGD:
  *		g <- lambda w + (1/b)(sum_{i in batch} phi_i' + Z_t),
  *		v <- momentum v + g,   w <- Proj_R(w - eta_t v),
- * a batch of another size also divided by b (privacy/README.md, "Growth").  Z_t is
+ * a batch of another size also divided by b, an empty one a step too (privacy/README.md, "Growth").  Z_t is
  * fresh noise, if any; it and the sum are rounded to a grid before they are added
  * (privacy/README.md, "Noise inside a pass").
  */
@@ -49,7 +49,11 @@ typedef struct DpmlSgd
 	int64_t		steps;			/* steps taken, earlier passes included */
 	int64_t		rows;			/* rows seen in this pass */
 	int64_t		averaged;		/* iterates in the average so far */
+	const int32_t *sizes;		/* units of each batch; NULL: of batch_size units each, and a short last one */
+	int64_t		n_sizes;		/* batches of this pass, with sizes */
+	int64_t		batch;			/* number of the open one, from 0, with sizes */
 	int32_t		in_batch;		/* units of the open batch */
+	int32_t		full_batch;		/* units that the open batch is to have */
 	double		scale;			/* lazy shrink factor of weights */
 	double		grid;			/* spacing of the grid that a batch's sum and its noise are rounded to */
 	double	   *weights;		/* K x d, row-major */
@@ -68,6 +72,8 @@ typedef struct DpmlSgdStart
 	const double *average;		/* mean of the iterates average_from .. steps */
 	const double *velocity;
 	int64_t		steps;			/* taken before */
+	const int32_t *sizes;		/* units >= 0 of each batch of the pass, which must outlive it; NULL: batch_size each */
+	int64_t		n_sizes;		/* >= 1 with sizes */
 	const uint8_t *key;			/* 32 fresh random bytes, the noise's own; NULL without noise */
 } DpmlSgdStart;
 

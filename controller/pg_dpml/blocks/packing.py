@@ -55,7 +55,7 @@ class PackedRows:
     whole: bool = True
 
 
-_ANY_ORDER = sql.SQL("pg_catalog.random()")
+_ANY_ORDER = sql.SQL("dpml.random_key()")
 
 
 class Shuffled(NamedTuple):
@@ -140,7 +140,7 @@ def shuffled(source: Source) -> Shuffled:
         encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
         return Shuffled(encoded + from_clause(source), _ANY_ORDER, sql.SQL("true"), parameters)
     keyed = sql.SQL(
-        "SELECT {record} AS record, {unit} AS unit, pg_catalog.random() AS key, pg_catalog.random() AS tie "
+        "SELECT {record} AS record, {unit} AS unit, dpml.random_key() AS key, dpml.random_key() AS tie "
     ).format(record=record, unit=sql.Identifier("t", source.unit))
     encoded = sql.SQL(
         "SELECT dpml.encode(%(encoder)s, u.record, u.unit IS NULL OR u.place = 1) AS row, u.unit, u.place, "

@@ -22,11 +22,13 @@ from dataclasses import dataclass, replace
 from pg_dpml.methods.noisy_steps import (
     NoisyOptions,
     NoisyStepsPlan,
+    allocated_noise,
     plan_of,
     poisson_noise,
     refuse_unused_step_size,
     refuse_unused_tail,
     require_batch_size,
+    require_sampling,
     require_schedule,
     sampling_of,
 )
@@ -74,6 +76,7 @@ class Scs13Options(NoisyOptions):
     schedule: str | None = shared_options.schedule()
     step_size: float | None = shared_options.step_size()
     momentum: float | None = shared_options.momentum()
+    sampling: str | None = shared_options.sampling()
     fresh_order: bool = shared_options.fresh_order()
 
 
@@ -95,6 +98,7 @@ class DpSgdOptions(NoisyOptions):
     schedule: str | None = shared_options.schedule()
     step_size: float | None = shared_options.step_size()
     momentum: float | None = shared_options.momentum()
+    sampling: str | None = shared_options.sampling()
 
 
 @register
@@ -121,7 +125,12 @@ class Scs13(PrivateMethod[Scs13Options]):
         ),
     )
     options = Scs13Options
-    examples = (Example(), Example(options={"passes": 2, "fresh_order": True}), Example("multiclass"))
+    examples = (
+        Example(),
+        Example(options={"passes": 2, "fresh_order": True}),
+        Example("multiclass"),
+        Example(options={"sampling": "allocation", "passes": 2}),
+    )
 
     def plan(self, problem: Problem, privacy: PrivacySpec, options: Scs13Options) -> NoisyStepsPlan:
         """Fix the steps and the noise."""
@@ -187,6 +196,7 @@ class DpSgd(PrivateMethod[DpSgdOptions]):
         Example(options={"passes": 2, "momentum": 0.5}),
         Example("multiclass"),
         Example("regression"),
+        Example(options={"sampling": "allocation", "passes": 2}),
     )
 
     def plan(self, problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) -> NoisyStepsPlan:
@@ -198,6 +208,7 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, options: Scs13Options) -
     lambda_ = options.lambda_ or 0.0
     schedule = options.schedule or ("strongly_convex" if lambda_ > 0.0 else "inverse_sqrt")
     require_schedule(Scs13.name, options.schedule)
+    require_sampling(Scs13.name, options.sampling, "shuffled")
     refuse_unused_tail(options.tail, options.average or "none")
     refuse_unused_step_size(options.step_size, schedule)
     clipped = clipped_loss(problem, options, CLIP)
@@ -220,6 +231,11 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, options: Scs13Options) -
     if schedule == "strongly_convex" and options.radius is None:
         sgd = replace(sgd, radius=clipped.bound / sgd.lambda_)
     delta = privacy.delta_for(problem.n_units)
+    if options.sampling == "allocation":
+        require_batch_size(problem, options.batch_size)
+        batch_size = min(batch_size, max(problem.n_units, 1))
+        noise = allocated_noise(problem, privacy, clipped, batch_size, passes, options.fresh_order or None)
+        return plan_of(Scs13.name, problem, privacy, clipped, sgd, noise, delta, None)
     noise = step_noise.calibrate_passes(
         bound=clipped.bound,
         relation=privacy.relation,
@@ -280,6 +296,7 @@ def _plan_bst14(problem: Problem, privacy: PrivacySpec, options: Bst14Options) -
 def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) -> NoisyStepsPlan:
     schedule, average = options.schedule or "constant", options.average or "tail"
     require_schedule(DpSgd.name, options.schedule)
+    require_sampling(DpSgd.name, options.sampling, "poisson")
     refuse_unused_tail(options.tail, average)
     refuse_unused_step_size(options.step_size, schedule)
     require_batch_size(problem, options.batch_size)
@@ -287,7 +304,10 @@ def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) 
     n_units = max(problem.n_units, 1)
     batch_size = options.batch_size or min(math.ceil(n_units / DP_SGD_STEPS), LARGEST_BATCH)
     passes = options.passes or PASSES
-    noise, warning = poisson_noise(problem, privacy, clipped, batch_size, passes)
+    if options.sampling == "allocation":
+        noise, warning = allocated_noise(problem, privacy, clipped, batch_size, passes, None), None
+    else:
+        noise, warning = poisson_noise(problem, privacy, clipped, batch_size, passes)
     momentum = MOMENTUM if options.momentum is None else options.momentum
     lambda_ = options.lambda_ or 0.0
     first_step = _first_step(problem, clipped, noise, schedule, batch_size, momentum, lambda_)

@@ -22,11 +22,13 @@ from pg_dpml.training.shared_options import RegularisedOptions
 __all__ = [
     "NoisyOptions",
     "NoisyStepsPlan",
+    "allocated_noise",
     "plan_of",
     "poisson_noise",
     "refuse_unused_step_size",
     "refuse_unused_tail",
     "require_batch_size",
+    "require_sampling",
     "require_schedule",
     "sampling_of",
 ]
@@ -65,6 +67,12 @@ def require_schedule(method: str, schedule: str | None) -> None:
             f"schedule of {method} must be constant, inverse_sqrt or strongly_convex, not "
             f"{schedule}: the others are for steps that are capped"
         )
+
+
+def require_sampling(method: str, sampling: str | None, own: str) -> None:
+    """Refuse batches that are another method's."""
+    if sampling not in (None, own, "allocation"):
+        raise SpecError(f"sampling of {method} must be {own} or allocation, not {sampling}")
 
 
 def require_batch_size(problem: Problem, batch_size: int | None) -> None:
@@ -123,6 +131,37 @@ def poisson_noise(
     )
 
 
+def allocated_noise(
+    problem: Problem,
+    privacy: PrivacySpec,
+    clipped: Clipped,
+    batch_size: int,
+    passes: int,
+    fresh_order: bool | None,
+) -> StepNoise:
+    """Noise of every step over batches by random allocation.
+
+    A portion of a table with a unit of privacy cannot be packed again: there one order is for all passes.
+    """
+    if problem.unit is not None:
+        if fresh_order:
+            raise SpecError("fresh_order does not go with sampling = allocation and a unit: leave it out")
+        fresh_order = False
+    return step_noise.calibrate_allocated(
+        bound=clipped.bound,
+        relation=privacy.relation,
+        passes=passes,
+        steps=passes * math.ceil(problem.n_units / batch_size),
+        n_units=problem.n_units,
+        max_rows_per_unit=problem.max_rows_per_unit,
+        row_bound=clipped.row_bound,
+        n_weights=problem.n_weights,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta_for(problem.n_units),
+        fresh_order=fresh_order,
+    )
+
+
 def sampling_of(problem: Problem, batch_size: int) -> float:
     """Probability q = min(1, b/n). Source: privacy/README.md, "Poisson batches"."""
     return min(1.0, batch_size / max(problem.n_units, 1))
@@ -146,6 +185,8 @@ def plan_of(
         noise=noise.kind if noise.scale > 0.0 else None,
         noise_scale=noise.scale,
         sampling=noise.sampling,
+        allocated=noise.allocations > 0,
+        fresh_order=noise.allocations > 1 or (sgd.fresh_order and noise.allocations == 0),
     )
     noise = replace(
         noise,

@@ -15,9 +15,16 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 import numpy as np
 import scipy  # which imports its parts where they are used
 
-from pg_dpml.privacy.accounting import subsampled
+from pg_dpml.privacy.accounting import allocated, subsampled
 from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
-from pg_dpml.privacy.releases import AdaptiveRun, GaussianRun, PoissonSteps, PureReleases, Releases
+from pg_dpml.privacy.releases import (
+    AdaptiveRun,
+    AllocatedPasses,
+    GaussianRun,
+    PoissonSteps,
+    PureReleases,
+    Releases,
+)
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -43,8 +50,8 @@ _OTHERS = Decimal("0.1")
 """Share of a budget's delta for what is not Gaussian noise; with the rest `loss` is converted."""
 
 _SPARE = 2.0**-14
-"""Share of a run's delta with which Poisson steps may be no Gaussian release: 1,638 runs of a budget's delta
-fill _OTHERS by it."""
+"""Share of a run's delta with which batches at random may be no Gaussian release: 1,638 runs of a budget's
+delta fill _OTHERS by it."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def cost_of(
     rule : {"basic", "zcdp", "gdp"}
     epsilon, delta : Decimal
         Of the run, in (0, inf) and [0, 1).
-    gaussian : Releases, PoissonSteps, PureReleases, AdaptiveRun or None
+    gaussian : Releases, PoissonSteps, AllocatedPasses, PureReleases, AdaptiveRun or None
         See `RunNoise.releases`.
     run, budget : Relation
         Which neighbours the guarantee of the run, and of the budget, is about. A zero row is one of the
@@ -163,7 +170,7 @@ def cost_of(
         mu, rest = (2.0 * gaussian.mu if twice else gaussian.mu), gaussian.delta
     else:
         spare = _SPARE * float(delta)
-        mu = _poisson_mu(gaussian, spare, budget) + gaussian.precision
+        mu = _mu_of_batches(gaussian, spare, budget) + gaussian.precision
         rest = gaussian.delta + spare * math.exp(gaussian.precision)
     own = Cost(_ceiling(mu**2 if rule == "gdp" else 0.5 * mu**2), _ceiling(rest))
     return min(own, cost, key=lambda one: one.loss)
@@ -181,8 +188,10 @@ def _adaptive_cost(rule: str, run: AdaptiveRun, steps: int) -> Cost:
 
 
 @functools.lru_cache(maxsize=64)
-def _poisson_mu(run: PoissonSteps, spare: float, relation: Relation) -> float:
+def _mu_of_batches(run: PoissonSteps | AllocatedPasses, spare: float, relation: Relation) -> float:
     """Kept, since a plan is often made twice and this can take a second."""
+    if isinstance(run, AllocatedPasses):
+        return allocated.allocated_gaussian_mu(run.multiplier, run.batches, run.allocations, spare, relation)
     return subsampled.subsampled_gaussian_mu(run.multiplier, run.sampling, run.steps, spare, relation)
 
 

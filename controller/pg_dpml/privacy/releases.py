@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""What a run releases, as a budget prices it: Gaussian releases, Poisson steps, pure privacy, choices."""
+"""What a run releases, as a budget prices it: Gaussian releases, batches at random, pure privacy, choices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pg_dpml.privacy.resolution import sampler_delta, sampler_mu
 
 __all__ = [
     "AdaptiveRun",
+    "AllocatedPasses",
     "GaussianRun",
     "PoissonSteps",
     "PureReleases",
@@ -59,6 +60,31 @@ class PoissonSteps:
 
 
 @dataclass(frozen=True)
+class AllocatedPasses:
+    """Gaussian noise on sums over batches by random allocation.
+
+    Attributes
+    ----------
+    multiplier : float
+        Standard deviation in units of the bound on one unit's share, with its head room for rounding; where
+        one allocation is for k passes, over sqrt(k).
+    batches : int
+        Of a pass.
+    allocations : int
+    precision : float
+        What the finite precision of the sampler may add to mu.
+    delta : float
+        What the end of the sampler's tail may add, and batches that are larger than accounted for.
+    """
+
+    multiplier: float
+    batches: int
+    allocations: int
+    precision: float
+    delta: float
+
+
+@dataclass(frozen=True)
 class PureReleases:
     """K-norm noise: the run has its epsilon without its delta.
 
@@ -93,7 +119,7 @@ class AdaptiveRun:
     delta: float
 
 
-GaussianRun = Releases | PoissonSteps | PureReleases | AdaptiveRun
+GaussianRun = Releases | PoissonSteps | AllocatedPasses | PureReleases | AdaptiveRun
 
 
 def releases_of(mu: float, numbers: int) -> Releases:

@@ -29,7 +29,7 @@ _BYTES_OF_ROW = 16
 
 @dataclass(frozen=True)
 class Sgd:
-    """Passes of mini-batch SGD, as the aggregates `dpml.sgd_epoch` and `dpml.sgd_poisson` run them.
+    """Passes of mini-batch SGD, by `dpml.sgd_epoch`, `dpml.sgd_allocated` or `dpml.sgd_poisson`.
 
     Attributes
     ----------
@@ -57,6 +57,8 @@ class Sgd:
     sampling : float or None
         Probability, in (0, 1], of every unit to be in a batch, by a coin of its own; None: batches are cut
         from the shuffled rows.
+    allocated : bool
+        Whether they are cut such that every unit draws its batch of a pass; else by count.
     """
 
     loss: Loss
@@ -74,6 +76,7 @@ class Sgd:
     noise: str | None = None
     noise_scale: float = 0.0
     sampling: float | None = None
+    allocated: bool = False
 
     @property
     def smoothness(self) -> float:
@@ -117,7 +120,11 @@ class Sgd:
 
     def record(self, n_units: int) -> dict[str, Any]:
         """Everything that fixes the passes, as a JSON-ready mapping of public numbers."""
-        return {"options": self.options(n_units), "fresh_order": self.fresh_order}
+        return {
+            "options": self.options(n_units),
+            "fresh_order": self.fresh_order,
+            "allocated": self.allocated,
+        }
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
@@ -127,6 +134,8 @@ class Sgd:
         if self.sampling is not None:
             passes = f"{self.passes} of ceil(n / b) steps"
             batches = f"{batches} on average, drawn at random for every step"
+        if self.allocated:
+            batches = f"{batches} on average, by random allocation"
         steps = [
             f"{batches}, schedule {self.schedule.kind}, first step {self.schedule.step(1):.3g}",
             f"lambda {self.lambda_:g}",
@@ -258,13 +267,18 @@ def run_passes(job: Job, sgd: Sgd, tolerance: float | None = None) -> tuple[Floa
     options = json_parameter(sgd.options(n_units))
     parameters = {"options": options, "steps": sgd.steps(n_units, 1), "sampling": sgd.sampling}
     in_memory = sgd.sampling is not None and _fits_in_memory(job)
+    sizes = (
+        job.blocks.work_table("sizes", sql.SQL("sizes pg_catalog.int4[] NOT NULL")) if sgd.allocated else None
+    )
     previous_loss = np.inf
     done = 0
     for done in range(1, sgd.passes + 1):
         if sgd.fresh_order and done > 1:
             job.blocks.repack()
+        if sizes is not None and (sgd.fresh_order or done == 1):
+            _allocate(job, sizes, n_units, sgd.steps(n_units, 1))
         statement = _pass_statement(sgd, in_memory=in_memory).format(
-            state=state, blocks=job.blocks.packed.blocks
+            state=state, sizes=sizes, blocks=job.blocks.packed.blocks
         )
         rows, blocks = job.blocks.session.fetch_one(statement, parameters | {"pass": done})
         job.require_all(rows, blocks)
@@ -285,9 +299,27 @@ def run_passes(job: Job, sgd: Sgd, tolerance: float | None = None) -> tuple[Floa
     return np.asarray(weights if average is None else average, dtype=np.float64), done
 
 
+def _allocate(job: Job, sizes: sql.Identifier, n_units: int, batches: int) -> None:
+    """Let every unit draw its batch; the counts stay on the server.
+
+    Source: privacy/README.md, "Batches by random allocation".
+    """
+    job.blocks.session.execute(sql.SQL("DELETE FROM {}").format(sizes))
+    job.blocks.session.execute(
+        sql.SQL("INSERT INTO {} SELECT dpml.batch_sizes(%(units)s, %(batches)s)").format(sizes),
+        {"units": n_units, "batches": batches},
+    )
+
+
 def _pass_statement(sgd: Sgd, *, in_memory: bool) -> sql.SQL:
     """The statement of one pass; it adds a row to the states, and returns the rows and the blocks it saw."""
     start = "(SELECT s.state FROM {state} AS s WHERE s.pass = %(pass)s - 1)"
+    if sgd.allocated:
+        return sql.SQL(
+            f"INSERT INTO {{state}} SELECT %(pass)s, dpml.sgd_allocated(b.block_no, b.block, {start}, "
+            "(TABLE {sizes}), %(options)s), pg_catalog.count(*) FROM {blocks} AS b "
+            "RETURNING (state).rows, blocks"
+        )
     if sgd.sampling is None or in_memory:
         name = "sgd_epoch" if sgd.sampling is None else "sgd_poisson"
         return sql.SQL(

@@ -23,6 +23,7 @@ __all__ = [
     "momentum",
     "passes",
     "radius",
+    "sampling",
     "schedule",
     "step_size",
     "tail",
@@ -96,6 +97,16 @@ def tail() -> Any:
 def fresh_order() -> Any:
     """Whether the rows are shuffled before every pass."""
     return option(Flag(), "Shuffle before every pass.", default=False)
+
+
+def sampling() -> Any:
+    """How a unit comes into its batches."""
+    return option(
+        Choice(("shuffled", "poisson", "allocation")),
+        "How batches are drawn: cut by count from a shuffled pass, by a coin for every unit and step, or by "
+        "one batch for every unit and pass.",
+        "shuffled in scs13, poisson in dp-sgd",
+    )
 
 
 def exponent() -> Any:

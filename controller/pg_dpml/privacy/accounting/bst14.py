@@ -8,7 +8,7 @@ import math
 import scipy  # which imports its parts where they are used
 
 from pg_dpml.privacy.accounting.bounds import ROUND_UP
-from pg_dpml.privacy.accounting.subsampled import check_run
+from pg_dpml.privacy.accounting.subsampled import check_sampling
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def _check_bst14(epsilon: float, delta: float, sampling_probability: float, steps: int) -> None:
-    check_run(
+    check_sampling(
         sampling_probability=sampling_probability, steps=steps, delta=delta, positive={"epsilon": epsilon}
     )
 

@@ -1,39 +1,41 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Privacy loss distribution of subsampled Gaussian steps, by Fourier transform."""
+"""Composition of privacy losses on a grid, by Fourier transform: epsilon, and mu of a whole curve."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import scipy  # which imports its parts where they are used
 
-from pg_dpml.privacy.accounting.bounds import ROUND_UP, FloatArray, IntArray, exact_mu
+from pg_dpml.privacy.accounting.bounds import ROUND_UP, FloatArray, IntArray
+from pg_dpml.privacy.accounting.losses import GridTooLongError, Losses, StepLosses
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
-    "GridTooLongError",
     "pld_epsilon",
     "pld_mu",
 ]
 
 
-_MOST_STEP_POINTS = 2**17
 _MOST_POINTS = 2**20
-"""Longest grids of losses, of one step and of all: about 0.3 seconds a composition."""
-
-_MOST_LOSS = 600.0
-"""exp of it is a finite number; a larger loss of one step counts as infinite."""
+"""Longest grid of the losses of all steps: about 0.3 seconds a composition."""
 
 _NEGLIGIBLE = {Relation.ADD_REMOVE: 1e-7, Relation.REPLACE_ONE: 1e-16}
 """Share of delta that losses counted as infinite have; `_replaced` multiplies it by about e^(epsilon / 2)."""
 
 _LOST = 1e-7
 """Share of a tilted composition that may lie outside its window, and is added to delta."""
+
+_FEW_STEPS = 64
+_MOST_WHOLE = 2**18
+"""Of so many steps all losses are kept, if they fit a window of that length."""
+
+_LOWER_ORDERS = (1.0, 0.5, 0.25, 0.0)
+"""Shares of the order that a composition in such a window is tilted by; the least of their bounds counts."""
 
 _SPLITS = 64
 """Ways to split epsilon between a unit that is removed and one that is added; twice again about the best."""
@@ -46,86 +48,6 @@ _CURVE_POINTS = 3001
 
 _ERROR = 1e-12
 """Above the relative error of a normal distribution's tail."""
-
-
-def loss_of(z: float, slope: float, q: float) -> float:
-    """Privacy loss ln(P/Q) of a removed unit at z standard deviations; slope is 1 / multiplier."""
-    exponent = slope * z - 0.5 * slope * slope
-    if exponent > 30.0:  # where expm1 could overflow
-        return exponent + math.log(q) + math.log1p((1.0 - q) / q * math.exp(-exponent))
-    return math.log1p(q * math.expm1(exponent))
-
-
-class GridTooLongError(Exception):
-    """A grid of losses has `factor` times the points it may have."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__(factor)
-        self.factor = factor
-
-
-@dataclass(frozen=True)
-class StepLosses:
-    """Pessimistic distribution of one step's loss, on multiples of `interval` from `first` upwards."""
-
-    interval: float
-    first: int
-    masses: FloatArray
-    infinite: float
-
-    @property
-    def last(self) -> int:
-        """The largest finite loss, a multiple of `interval`."""
-        return self.first + len(self.masses) - 1
-
-    def infinite_of(self, steps: int) -> float:
-        """Probability that any of so many steps has an infinite loss."""
-        return -math.expm1(steps * math.log1p(-self.infinite))
-
-
-def _step_losses(multiplier: float, q: float, interval: float, tail: float, *, removed: bool) -> StepLosses:
-    """Discretise the loss of one step.
-
-    Noise beyond `tail` standard deviations is where a loss counts as infinite, or as the least one.
-
-    Notes
-    -----
-    With P = (1 - q) N(0, s^2) + q N(1, s^2) and Q = N(0, s^2): ln(P/Q) under P where the unit is removed,
-    ln(Q/P) under Q where it is added. The part between two grid points is split between them so that its mass
-    under both distributions stays what it is, which dominates the true pair.
-    Source: Doroshenko, Ghazi, Kamath, Kumar & Manurangsi 2022, "Connect the dots";
-    privacy/README.md, "Subsampled Gaussian noise".
-    """
-    slope = 1.0 / multiplier
-    if removed:
-        low, high = loss_of(-tail, slope, q), loss_of(tail + slope, slope, q)
-    else:
-        low, high = -loss_of(tail, slope, q), -loss_of(-tail, slope, q)
-    first = math.floor(max(low, -_MOST_LOSS) / interval)
-    last = max(math.ceil(min(high, _MOST_LOSS) / interval), first + 1)
-    if last - first > _MOST_STEP_POINTS:
-        raise GridTooLongError((last - first) / _MOST_STEP_POINTS)
-    losses = interval * np.arange(first, last + 1)
-    # z where the loss is that of a grid point; the mass beyond it, of the distribution the loss is drawn from
-    # and of the other.
-    with np.errstate(divide="ignore", over="ignore"):
-        ratio = np.maximum(np.expm1(losses if removed else -losses) / q, -1.0)
-        z = 0.5 * slope + np.log1p(ratio) / slope
-    if removed:
-        other = scipy.special.ndtr(-z)
-        own = (1.0 - q) * other + q * scipy.special.ndtr(slope - z)
-    else:
-        own = scipy.special.ndtr(z)
-        other = (1.0 - q) * own + q * scipy.special.ndtr(z - slope)
-    mass, other_mass = -np.diff(own), -np.diff(other)
-    # Rounding leaves a few ulps of `own` in the difference below: they count for the upper point.
-    difference = mass - other_mass * np.exp(losses[:-1]) + 2.0**-50 * own[:-1]
-    to_upper = np.clip(difference / -math.expm1(-interval), 0.0, mass)
-    masses = np.zeros(len(losses))
-    masses[1:] += to_upper
-    masses[:-1] += mass - to_upper
-    masses[0] += 1.0 - own[0]
-    return StepLosses(interval, first, masses, float(own[-1]))
 
 
 @dataclass(frozen=True)
@@ -162,34 +84,13 @@ def _tilt(masses: FloatArray, losses: FloatArray, order: float) -> tuple[FloatAr
     return weights / total, most + math.log(total)
 
 
-def _blocks(first: int, count: int) -> npt.NDArray[np.intp]:
-    """Starts of blocks of grid points from `first` on, each 0.2 % as wide as it is distant from 0."""
-    near = 2048
-    far = (near * 1.002 ** np.arange(math.log(max(count / near, 1.0)) / math.log(1.002) + 2)).astype(np.intp)
-    starts = np.concatenate((-far, np.arange(1 - near, near), far)) - first
-    return np.unique(np.clip(starts, 0, count - 1))
-
-
-def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = False) -> Curve:
-    """T-fold convolution of one step's loss, exact where delta(epsilon) is near a given delta.
+def _order(step: StepLosses, steps: int, delta: float, *, weighted: bool) -> float:
+    """Order that centres the tilted composition of so many steps where delta(epsilon) is near a given delta.
 
     With `weighted`, where e^epsilon delta(epsilon) is.
-
-    Notes
-    -----
-    A plain fast Fourier transform has an absolute error near T 2^-53, above the delta of interest from
-    about a million rows on. So the step is multiplied by exp(order * loss) first, which moves the bulk of the
-    composition to the losses that matter, and the result is divided by it again: the error is then relative
-    to delta. What a window of finite length loses is bounded by Chernoff's inequality and added.
-    Source: Koskela & Honkela 2021 (Fourier accountant), Gopi, Lee & Wutschitz 2021 (windows);
-    privacy/README.md, "Subsampled Gaussian noise".
     """
-    h = step.interval
-    losses = h * (step.first + np.arange(len(step.masses), dtype=np.float64))
-    # The order and the rates below are choices, for which blocks of losses at their means will do.
-    blocks = _blocks(step.first, len(losses))
-    sums: FloatArray = np.maximum(np.add.reduceat(step.masses, blocks), 1e-300)
-    means: FloatArray = np.add.reduceat(step.masses * losses, blocks) / sums
+    # It is a choice, for which blocks of losses at their means will do.
+    sums, means = step.blocks
 
     def excess(order: float) -> float:
         """Log of Chernoff's bound on delta at the mean of the tilted composition, less log delta."""
@@ -203,8 +104,18 @@ def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = Fal
     below, order = 0.0, 1.0
     while (unmet := excess(order) > 0.0) and order < 1e9:
         below, order = order, 1.3 * order
-    if not unmet:
-        order = float(scipy.optimize.brentq(excess, below, order, rtol=1e-6))
+    return order if unmet else float(scipy.optimize.brentq(excess, below, order, rtol=1e-6))
+
+
+def _window(step: StepLosses, steps: int, order: float) -> tuple[int, int]:
+    """First multiple and length of a window outside which at most 2 _LOST of a tilted composition lies.
+
+    Raises
+    ------
+    GridTooLongError
+    """
+    h, losses = step.interval, step.losses
+    sums, means = step.blocks
     weights, scale = _tilt(step.masses, losses, order)
     mean = float(weights @ losses)
     centre = steps * mean
@@ -226,6 +137,40 @@ def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = Fal
     length = math.ceil((centre + reach(1)) / h) - low + 2
     if length > _MOST_POINTS:
         raise GridTooLongError(length / _MOST_POINTS)
+    return low, length
+
+
+def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = False) -> Curve:
+    """T-fold convolution of one step's loss, exact where delta(epsilon) is near a given delta.
+
+    With `weighted`, where e^epsilon delta(epsilon) is.
+
+    Notes
+    -----
+    A plain fast Fourier transform has an absolute error near T 2^-53, above the delta of interest from
+    about a million rows on. So the step is multiplied by exp(order * loss) first, which moves the bulk of the
+    composition to the losses that matter, and the result is divided by it again: the error is then relative
+    to delta. What a window of finite length loses is bounded by Chernoff's inequality and added. Where a
+    window can hold all losses of few steps nothing is lost, and lower orders are tried too: a few large
+    losses (of a unit that is in one batch of many) draw Chernoff's bound to themselves.
+    Source: Koskela & Honkela 2021 (Fourier accountant), Gopi, Lee & Wutschitz 2021 (windows);
+    privacy/README.md, "Subsampled Gaussian noise".
+    """
+    if steps == 1:
+        return _untilted(step, 1, step.first, step.masses, 0.0, 0.0, 0.0)
+    order = _order(step, steps, delta, weighted=weighted)
+    whole = steps * (len(step.masses) - 1) + 1
+    if steps > _FEW_STEPS or whole > _MOST_WHOLE:
+        return _convolve(step, steps, order, *_window(step, steps, order), 2.0 * _LOST)
+    curves = [
+        _convolve(step, steps, share * order, steps * step.first, whole, 0.0) for share in _LOWER_ORDERS
+    ]
+    return replace(curves[0], deltas=np.minimum.reduce([curve.deltas[:whole] for curve in curves]))
+
+
+def _convolve(step: StepLosses, steps: int, order: float, low: int, length: int, lost: float) -> Curve:
+    """T-fold convolution, tilted by an order, in a window outside which `lost` of it lies."""
+    weights, scale = _tilt(step.masses, step.losses, order)
     length = scipy.fft.next_fast_len(length, real=True)
     if len(weights) > length:
         weights = np.bincount(np.arange(len(weights)) % length, weights).astype(np.float64)
@@ -236,14 +181,22 @@ def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = Fal
     spectrum[~left] = 0.0
     composed = scipy.fft.irfft(spectrum, length)
     composed = np.roll(composed, (steps * step.first - low) % length)
-    lost = 2.0 * _LOST + steps * 2.0**-48
+    return _untilted(step, steps, low, composed, order, steps * scale, lost + steps * 2.0**-48)
+
+
+def _untilted(
+    step: StepLosses, steps: int, low: int, composed: FloatArray, order: float, scale: float, lost: float
+) -> Curve:
+    """The curve of a composition times exp(order * loss - scale), of which `lost` may be missing."""
+    h = step.interval
     infinite = step.infinite_of(steps)
     # tails[i] is the sum of tilted[j] exp(-order (j - i) h) over j > i, deltas[i] the same with a factor
     # 1 - exp(-(j - i) h): recursions of positive terms, from the last to the first.
     kept = math.exp(-order * h)
     tails = scipy.signal.lfilter([0.0, kept], [1.0, -kept], np.maximum(composed[::-1], 0.0))
     deltas = scipy.signal.lfilter([-math.expm1(-h)], [1.0, -kept * math.exp(-h)], tails)[::-1]
-    logs = steps * scale - order * h * (low + np.arange(length)) + np.log(deltas * ROUND_UP + lost)
+    with np.errstate(divide="ignore"):
+        logs = scale - order * h * (low + np.arange(len(composed))) + np.log(deltas * ROUND_UP + lost)
     return Curve(
         interval=h,
         low=low,
@@ -306,8 +259,7 @@ def _crossing(bounds: Callable[[IntArray], FloatArray], interval: float, most: i
 
 
 def pld_epsilon(
-    multiplier: float,
-    q: float,
+    losses: Losses,
     steps: int,
     delta: float,
     relation: Relation,
@@ -319,7 +271,7 @@ def pld_epsilon(
     tail = -float(scipy.special.ndtri(delta * _NEGLIGIBLE[relation] / steps))
     curves = []
     for removed in directions:
-        step = _step_losses(multiplier, q, interval, tail, removed=removed)
+        step = losses(interval, tail, removed)
         curves.append(_compose(step, steps, delta, weighted=replaced and not removed))
     if replaced:
         one, other = curves[0], curves[-1]
@@ -327,12 +279,10 @@ def pld_epsilon(
     return max(_crossing(curve.at, interval, max(curve.top, 0), delta) for curve in curves)
 
 
-def _whole_curve(
-    multiplier: float, q: float, steps: int, spare: float, interval: float, *, removed: bool
-) -> Curve:
+def _whole_curve(losses: Losses, steps: int, spare: float, interval: float, *, removed: bool) -> Curve:
     """Bounds on delta from 1 down to `spare`: the least of some compositions, each exact on a part."""
     tail = -float(scipy.special.ndtri(spare * _NEGLIGIBLE[Relation.REPLACE_ONE] / steps))
-    step = _step_losses(multiplier, q, interval, tail, removed=removed)
+    step = losses(interval, tail, removed)
     # exp(-z^2/2) bounds a normal distribution's tail, and a composition is exact to about z +- 4.
     last = math.sqrt(-2.0 * math.log(spare))
     quantiles = np.linspace(0.1, last, math.ceil(last / _NEXT_QUANTILE) + 1)
@@ -343,11 +293,11 @@ def _whole_curve(
 
 
 def pld_mu(
-    multiplier: float, q: float, steps: int, spare: float, relation: Relation, interval: float
+    losses: Losses, steps: int, spare: float, relation: Relation, most: float, interval: float
 ) -> float:
-    """Mu by privacy loss distributions on one grid; infinity where none is found."""
+    """Mu, at most `most`, by privacy loss distributions on one grid; infinity where none is found."""
     removed, added = (
-        _whole_curve(multiplier, q, steps, spare, interval, removed=removed) for removed in (True, False)
+        _whole_curve(losses, steps, spare, interval, removed=removed) for removed in (True, False)
     )
     if relation is Relation.REPLACE_ONE:
         bounds: Callable[[IntArray], FloatArray] = partial(_replaced, removed, added)
@@ -377,7 +327,7 @@ def pld_mu(
             for ends in (slice(0, -1), slice(1, None))
         )
 
-    low, high = 0.0, exact_mu(multiplier, steps, relation)
+    low, high = 0.0, most
     if not dominates(high):
         return math.inf
     while high - low > 1e-4 * high:

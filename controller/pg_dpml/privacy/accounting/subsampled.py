@@ -4,31 +4,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+
+import numpy as np
+import scipy  # which imports its parts where they are used
 
 from pg_dpml.privacy.accounting.bounds import ROUND_UP, exact_epsilon, exact_mu, rdp_epsilon
-from pg_dpml.privacy.accounting.pld import GridTooLongError, pld_epsilon, pld_mu
+from pg_dpml.privacy.accounting.losses import StepLosses, grid_of
+from pg_dpml.privacy.accounting.pld import pld_epsilon, pld_mu
+from pg_dpml.privacy.accounting.search import Accounted, check_run, fitting, least_multiplier
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
     "Accounted",
-    "check_run",
+    "check_sampling",
+    "poisson_losses",
     "subsampled_gaussian_epsilon",
     "subsampled_gaussian_mu",
     "subsampled_gaussian_multiplier",
 ]
 
-Accountant = Literal["exact", "pld", "rdp"]
-
 _FIRST_INTERVAL = 1.0 / 4.0
 """First grid of losses, in standard deviations of one step's loss."""
-
-_MOST_COARSENED = 1000.0
-"""A grid that would have to be coarser by more than this says nothing of use."""
 
 _CONVERGED = 0.0025
 """The grid is halved until epsilon moves by less than this share."""
@@ -36,68 +34,64 @@ _CONVERGED = 0.0025
 _MU_INTERVAL = 0.25
 """Grid of a whole curve, in units of the first grid of losses: mu moves by less than 0.1 % on a finer one."""
 
-_SLACK = 0.004
-"""A multiplier is found if its epsilon lies within this share below the one asked for."""
 
-_LEAST_MULTIPLIER = 1.0 / 32.0
-"""Where delta alone would nearly allow releasing a few steps without noise."""
-
-
-@dataclass(frozen=True)
-class Accounted:
-    """A noise multiplier and what it costs.
-
-    Attributes
-    ----------
-    noise_multiplier : float
-        Standard deviation of the noise on a sum of gradients, in units of L.
-    epsilon : float
-        Recomputed for `noise_multiplier`, at most the epsilon asked for.
-    accountant : {"exact", "pld", "rdp"}
-        "exact" where every unit is in every batch, or where sampling helps so little that this bound is the
-        smaller one; "rdp" where a privacy loss distribution would need too long a grid.
-    discretization : float
-        Spacing of the grid of privacy losses; 0 unless the accountant is "pld".
-    """
-
-    noise_multiplier: float
-    epsilon: float
-    accountant: Accountant
-    discretization: float
-
-    @property
-    def warning(self) -> str | None:
-        """What a plan says of the accountant, or None."""
-        if self.accountant != "rdp":
-            return None
-        return (
-            "so many steps are accounted by Renyi differential privacy: the guarantee holds, with more noise "
-            "than it needs; a larger batch_size or fewer passes allow a tighter account"
-        )
-
-
-def check_run(*, sampling_probability: float, steps: int, delta: float, positive: dict[str, float]) -> None:
+def check_sampling(
+    *, sampling_probability: float, steps: int, delta: float, positive: dict[str, float]
+) -> None:
     """Refuse arguments outside their domains, by name."""
-    for name, value in positive.items():
-        if not (0.0 < value < math.inf):
-            raise ValueError(f"{name} must be in (0, inf), not {value}")
+    check_run(steps=steps, delta=delta, positive=positive)
     if not (0.0 < sampling_probability <= 1.0):
         raise ValueError(f"sampling_probability must be in (0, 1], not {sampling_probability}")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, not {steps}")
-    if not (0.0 < delta < 1.0):
-        raise ValueError(f"delta must be in (0, 1), not {delta}")
 
 
-def _fitting(value: Callable[[float], float], interval: float) -> tuple[float, float]:
-    """A value on a grid of the given interval, or of the next coarser one that fits; that interval."""
-    longest = _MOST_COARSENED * interval
-    while interval <= longest:
-        try:
-            return value(interval), interval
-        except GridTooLongError as error:
-            interval *= 1.02 * error.factor
-    return math.inf, interval
+def loss_of(z: float, slope: float, q: float) -> float:
+    """Privacy loss ln(P/Q) of a removed unit at z standard deviations; slope is 1 / multiplier."""
+    exponent = slope * z - 0.5 * slope * slope
+    if exponent > 30.0:  # where expm1 could overflow
+        return exponent + math.log(q) + math.log1p((1.0 - q) / q * math.exp(-exponent))
+    return math.log1p(q * math.expm1(exponent))
+
+
+def poisson_losses(multiplier: float, q: float, interval: float, tail: float, removed: bool) -> StepLosses:
+    """Discretise the loss of one step.
+
+    Noise beyond `tail` standard deviations is where a loss counts as infinite, or as the least one.
+
+    Notes
+    -----
+    With P = (1 - q) N(0, s^2) + q N(1, s^2) and Q = N(0, s^2): ln(P/Q) under P where the unit is removed,
+    ln(Q/P) under Q where it is added. The part between two grid points is split between them so that its mass
+    under both distributions stays what it is, which dominates the true pair.
+    Source: Doroshenko, Ghazi, Kamath, Kumar & Manurangsi 2022, "Connect the dots";
+    privacy/README.md, "Subsampled Gaussian noise".
+    """
+    slope = 1.0 / multiplier
+    if removed:
+        low, high = loss_of(-tail, slope, q), loss_of(tail + slope, slope, q)
+    else:
+        low, high = -loss_of(tail, slope, q), -loss_of(-tail, slope, q)
+    first, last = grid_of(low, high, interval)
+    losses = interval * np.arange(first, last + 1)
+    # z where the loss is that of a grid point; the mass beyond it, of the distribution the loss is drawn from
+    # and of the other.
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = np.maximum(np.expm1(losses if removed else -losses) / q, -1.0)
+        z = 0.5 * slope + np.log1p(ratio) / slope
+    if removed:
+        other = scipy.special.ndtr(-z)
+        own = (1.0 - q) * other + q * scipy.special.ndtr(slope - z)
+    else:
+        own = scipy.special.ndtr(z)
+        other = (1.0 - q) * own + q * scipy.special.ndtr(z - slope)
+    mass, other_mass = -np.diff(own), -np.diff(other)
+    # Rounding leaves a few ulps of `own` in the difference below: they count for the upper point.
+    difference = mass - other_mass * np.exp(losses[:-1]) + 2.0**-50 * own[:-1]
+    to_upper = np.clip(difference / -math.expm1(-interval), 0.0, mass)
+    masses = np.zeros(len(losses))
+    masses[1:] += to_upper
+    masses[:-1] += mass - to_upper
+    masses[0] += 1.0 - own[0]
+    return StepLosses(interval, first, masses, float(own[-1]))
 
 
 def _first_interval(multiplier: float, q: float) -> float:
@@ -116,9 +110,10 @@ def _account(multiplier: float, q: float, steps: int, delta: float, relation: Re
     best = Accounted(multiplier, exact_epsilon(multiplier, steps, delta, relation), "exact", 0.0)
     if q == 1.0:
         return best
+    losses = partial(poisson_losses, multiplier, q)
     wanted, coarser = _first_interval(multiplier, q), math.inf
     while True:
-        epsilon, interval = _fitting(partial(pld_epsilon, multiplier, q, steps, delta, relation), wanted)
+        epsilon, interval = fitting(partial(pld_epsilon, losses, steps, delta, relation), wanted)
         if epsilon < best.epsilon:
             best = Accounted(multiplier, epsilon, "pld", interval)
         if interval > wanted:
@@ -128,39 +123,6 @@ def _account(multiplier: float, q: float, steps: int, delta: float, relation: Re
         wanted, coarser = 0.5 * interval, epsilon
     renyi = Accounted(multiplier, rdp_epsilon(multiplier, q, steps, delta, relation), "rdp", 0.0)
     return renyi if renyi.epsilon < best.epsilon else best
-
-
-def _search(cost: Callable[[float], Accounted], start: float, most: float, target: float) -> Accounted:
-    """Least cost in [(1 - _SLACK) target, target], or that of `most` if nothing below it is enough.
-
-    A bracketed secant method in the logarithms of multiplier and epsilon.
-    """
-    floor = math.log(_LEAST_MULTIPLIER)
-    found: Accounted | None = None
-    low, high = (-math.inf, math.inf), (math.log(most), -math.inf)
-    aim = math.log1p(-0.4 * _SLACK)
-    x = min(max(math.log(start), floor), high[0])
-    for turn in range(25):
-        at = cost(math.exp(x) if x < high[0] else most)
-        y = math.log(at.epsilon / target) if at.epsilon > 0.0 else -math.inf
-        if y > 0.0:
-            low = (x, y)
-        else:
-            found, high = at, (x, y)
-            if y >= math.log1p(-_SLACK) or x == floor:
-                break
-        width = high[0] - low[0]
-        if width < 1e-5:
-            break
-        if math.isinf(width):  # epsilon falls at least like 1 / multiplier
-            x = max(x - min(aim - y + 1e-4, 0.5), floor)
-        elif math.isinf(high[1]):
-            x = low[0] + min(0.5 * width, low[1] - aim, 0.5)
-        elif math.isinf(low[1]) or turn % 4 == 3:
-            x = low[0] + 0.5 * width
-        else:
-            x = low[0] + width * min(max((low[1] - aim) / (low[1] - high[1]), 0.01), 0.99)
-    return cost(most) if found is None else found
 
 
 def subsampled_gaussian_epsilon(
@@ -194,7 +156,7 @@ def subsampled_gaussian_epsilon(
     -----
     Source: privacy/README.md, "Subsampled Gaussian noise".
     """
-    check_run(
+    check_sampling(
         sampling_probability=sampling_probability,
         steps=steps,
         delta=delta,
@@ -236,14 +198,15 @@ def subsampled_gaussian_multiplier(
     Source: privacy/README.md, "Subsampled Gaussian noise".
     """
     q = sampling_probability
-    check_run(sampling_probability=q, steps=steps, delta=delta, positive={"epsilon": epsilon})
+    check_sampling(sampling_probability=q, steps=steps, delta=delta, positive={"epsilon": epsilon})
     most = math.sqrt(steps) * relation.gradient_change(1.0) / gaussian_mu(epsilon, delta) * ROUND_UP
     if q == 1.0:
         return _account(most, q, steps, delta, relation)
 
     def rough(multiplier: float) -> Accounted:
-        account = partial(pld_epsilon, multiplier, q, steps, delta, relation, directions=(True,))
-        found, interval = _fitting(account, _first_interval(multiplier, q))
+        losses = partial(poisson_losses, multiplier, q)
+        account = partial(pld_epsilon, losses, steps, delta, relation, directions=(True,))
+        found, interval = fitting(account, _first_interval(multiplier, q))
         return Accounted(multiplier, found, "pld", interval)
 
     def fine(multiplier: float) -> Accounted:
@@ -255,8 +218,8 @@ def subsampled_gaussian_multiplier(
     else:
         mu = gaussian_mu(0.5 * epsilon, delta / (1.0 + math.exp(min(0.5 * epsilon, 600.0))))
     start = 1.0 / math.sqrt(math.log1p((mu / q) ** 2 / steps))
-    start = _search(rough, start, most, epsilon).noise_multiplier
-    return _search(fine, start, most, epsilon)
+    start = least_multiplier(rough, start, most, epsilon).noise_multiplier
+    return least_multiplier(fine, start, most, epsilon)
 
 
 def subsampled_gaussian_mu(
@@ -289,10 +252,10 @@ def subsampled_gaussian_mu(
     """
     q = sampling_probability
     positive = {"noise_multiplier": noise_multiplier}
-    check_run(sampling_probability=q, steps=steps, delta=spare, positive=positive)
+    check_sampling(sampling_probability=q, steps=steps, delta=spare, positive=positive)
     exact = exact_mu(noise_multiplier, steps, relation)
     if q == 1.0:
         return exact
-    account = partial(pld_mu, noise_multiplier, q, steps, spare, relation)
-    found, _ = _fitting(account, _MU_INTERVAL * _first_interval(noise_multiplier, q))
+    account = partial(pld_mu, partial(poisson_losses, noise_multiplier, q), steps, spare, relation, exact)
+    found, _ = fitting(account, _MU_INTERVAL * _first_interval(noise_multiplier, q))
     return min(found, exact) * ROUND_UP

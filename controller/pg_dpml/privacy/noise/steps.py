@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Noise that the server adds in every step of a run, to the sum of a batch's gradients."""
+"""Noise that the server adds in every step of a run, to the sum of a batch's gradients.
+
+Long because all ways to draw batches leave the same room for precision, rounding and large batches.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,34 @@ from typing import ClassVar
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import MAX_POISSON_STEPS
 from pg_dpml.privacy import gaussian, knorm, resolution
-from pg_dpml.privacy.accounting import bst14, subsampled
+from pg_dpml.privacy.accounting import allocated, bst14, subsampled
 from pg_dpml.privacy.noise.base import Recorded
 from pg_dpml.privacy.noise.batches import accounted_sampling, largest_batch, sum_rounding
-from pg_dpml.privacy.releases import GaussianRun, PoissonSteps, releases_of
+from pg_dpml.privacy.releases import AllocatedPasses, GaussianRun, PoissonSteps, releases_of
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
     "StepNoise",
     "bst14_multipliers",
+    "calibrate_allocated",
     "calibrate_passes",
     "calibrate_poisson",
 ]
 
+
+_TIE = 2.0**-127
+"""Above the probability that two units draw the same key."""
+
+_ALLOCATED_BESIDE = {
+    "shuffled": "for batches cut by count",
+    "poisson": "for Poisson batches",
+    "fresh_order": "by random allocation with a fresh order a pass",
+    "one_order": "with one order for all passes",
+}
+"""The accounts that a plan of random allocation shows beside each other, in words."""
+
+_NO_DEARER = 1.02
+"""One order for all passes, which is faster, is taken where its noise is at most so many times the least."""
 
 _UNLIKELY = 2.0**-30
 """Share of delta that is left to batches larger than `largest_batch`."""
@@ -68,8 +86,10 @@ class StepNoise(Recorded):
     mu : float
         Of Gaussian noise in shuffled passes: that of all passes together, at most. Else 0.
     accounted_multiplier : float
-        Of Poisson batches: standard deviation in units of the bound on one unit's share, as the accountant
+        Of batches at random: standard deviation in units of the bound on one unit's share, as the accountant
         takes it. Else 0.
+    allocations : int
+        How often all units draw a batch: once for all passes, or once a pass. 0 where they do not.
     """
 
     kind: str
@@ -89,6 +109,7 @@ class StepNoise(Recorded):
     unlikely: float = 0.0
     mu: float = 0.0
     accounted_multiplier: float = 0.0
+    allocations: int = 0
 
     damped: ClassVar[bool] = True
     compared: ClassVar[str] = (
@@ -126,16 +147,15 @@ class StepNoise(Recorded):
         """All steps together. Source: privacy/README.md, "Noise at every step" and "Poisson batches"."""
         if self.kind != "gaussian" or self.scale == 0.0:
             return None
-        if self.accounted_sampling is None:
+        if self.accounted_sampling is None and self.allocations == 0:
             return releases_of(self.mu, self.passes * self.numbers_of_step)
         numbers = self.steps * self.numbers_of_step
-        return PoissonSteps(
-            self.accounted_multiplier,
-            self.accounted_sampling,
-            self.steps,
-            2.0 * resolution.sampler_mu(numbers),
-            resolution.sampler_delta(numbers) + self.unlikely,
-        )
+        precision = 2.0 * resolution.sampler_mu(numbers)
+        delta = resolution.sampler_delta(numbers) + self.unlikely
+        if self.accounted_sampling is None:
+            multiplier = self.accounted_multiplier / math.sqrt(self.passes / self.allocations)
+            return AllocatedPasses(multiplier, self.steps // self.passes, self.allocations, precision, delta)
+        return PoissonSteps(self.accounted_multiplier, self.accounted_sampling, self.steps, precision, delta)
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the noise."""
@@ -147,7 +167,13 @@ class StepNoise(Recorded):
             "rdp": "Renyi differential privacy",
             "advanced": "strong composition",
         }[self.accountant]
-        if self.sampling is None:
+        if self.allocations > 0:
+            orders = "one order for all passes" if self.allocations == 1 else "a fresh order a pass"
+            batches = (
+                f"a unit is in one of {self.steps // self.passes:,} batches of each of {self.passes} passes, "
+                f"drawn at random, with {orders}; account by {account}"
+            )
+        elif self.sampling is None:
             batches = f"a unit is in one batch of each of {self.passes} passes; {account}"
         else:
             batches = (
@@ -167,7 +193,12 @@ class StepNoise(Recorded):
                 "the losses' curvature damps it.",
             ),
         ]
-        if self.multipliers:
+        if self.multipliers and self.allocations > 0:
+            others = ", ".join(
+                f"{self.multipliers[name]:.3g} {how}" for name, how in _ALLOCATED_BESIDE.items()
+            )
+            found.append(("Accounts", f"noise on a sum, in units of that bound: {others}"))
+        elif self.multipliers:
             found.append(("Accounts", self.compared.format(**self.multipliers)))
         return tuple(found)
 
@@ -376,3 +407,102 @@ def bst14_multipliers(
         "advanced": bst14.advanced_multiplier(*arguments),
         "pld": _pld(*arguments).noise_multiplier,
     }
+
+
+@functools.lru_cache(maxsize=64)
+def _allocated_pld(
+    epsilon: float, delta: float, batches: int, passes: int, relation: Relation
+) -> subsampled.Accounted:
+    """The accountant's answer; a plan is often made twice, and this takes a second."""
+    return allocated.allocated_gaussian_multiplier(epsilon, delta, batches, passes, relation)
+
+
+def calibrate_allocated(
+    *,
+    bound: float,
+    relation: Relation,
+    passes: int,
+    steps: int,
+    n_units: int,
+    max_rows_per_unit: int,
+    row_bound: float,
+    n_weights: int,
+    epsilon: float,
+    delta: float,
+    fresh_order: bool | None,
+) -> StepNoise:
+    """Noise of every step over batches by random allocation.
+
+    Parameters
+    ----------
+    bound, relation, passes, steps, n_units, max_rows_per_unit, row_bound, n_weights, epsilon, delta
+        As in `calibrate_poisson`.
+    fresh_order : bool or None
+        Whether every pass has an allocation of its own; None: if that needs less noise.
+
+    Returns
+    -------
+    StepNoise
+
+    Raises
+    ------
+    GuaranteeError
+        If delta or the precision does not allow it, or the server could not draw it or take the steps.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Batches by random allocation" and "Random allocation".
+    """
+    if delta == 0.0:
+        raise GuaranteeError(
+            "delta = 0 has no Gaussian noise, which random allocation is accounted with: leave delta out "
+            "(1/n^2 then), or leave sampling out"
+        )
+    if steps == 0:
+        return StepNoise(
+            "gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, None, "exact", n_weights, allocations=1
+        )
+    batches = steps // passes
+    if n_units >= 2**31:
+        raise GuaranteeError(
+            f"sampling = allocation is for fewer than 2^31 units of privacy, not {n_units:,}: leave it out"
+        )
+    if batches > allocated.MOST_BATCHES:
+        raise GuaranteeError(
+            f"a pass of {batches:,} batches is longer than {allocated.MOST_BATCHES:,}, the most that random "
+            "allocation is accounted for: take a larger batch_size"
+        )
+    epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
+    most = largest_batch(n_units, 1.0 / batches, delta * _UNLIKELY / steps)
+    ties = passes * n_units * _TIE
+    if ties > _UNLIKELY * delta:
+        raise GuaranteeError(
+            f"delta = {delta:.3g} is too small for the keys of a random order: take a larger one"
+        )
+    unlikely = 2.0 * _UNLIKELY * delta + ties
+    delta = _delta_of_steps(delta) - ties
+    change = relation.gradient_change(bound)
+    orders = {count: _allocated_pld(epsilon, delta, batches, count, relation) for count in {1, passes}}
+    multipliers = {
+        count: math.sqrt(passes / count) * found.noise_multiplier for count, found in orders.items()
+    }
+    beside = {
+        "shuffled": math.sqrt(passes) * change / bound / gaussian.gaussian_mu(epsilon, delta),
+        "poisson": _pld(
+            epsilon, delta, accounted_sampling(1.0 / batches, n_units, steps), steps, relation
+        ).noise_multiplier,
+        "fresh_order": multipliers[passes],
+        "one_order": multipliers[1],
+    }
+    if fresh_order is None:
+        fresh_order = multipliers[1] > _NO_DEARER * multipliers[passes]
+    allocations = passes if fresh_order else 1
+    rounding = sum_rounding(most * max_rows_per_unit, row_bound)
+    scale, calibrated, grid = resolution.step_room(
+        "gaussian", multipliers[allocations], bound, bound, rounding, n_weights
+    )
+    return StepNoise(
+        "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
+        None, orders[allocations].accountant, n_weights, unlikely=unlikely,
+        accounted_multiplier=scale / calibrated, allocations=allocations, multipliers=beside,
+    )  # fmt: skip
