@@ -176,5 +176,9 @@ dpml_sgd_allocated_final(PG_FUNCTION_ARGS)
 {
 	DpmlSgdPass *sgd_pass = dpml_sgd_pass_end(fcinfo, allocated_name);
 
+	if (sgd_pass != NULL && sgd_pass->pass.begun && !dpml_sgd_is_whole(&sgd_pass->sgd))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the blocks have another number of units than sizes add up to")));
 	PG_RETURN_DATUM(dpml_sgd_pass_result(fcinfo, sgd_pass, 0, sgd_pass != NULL ? sgd_pass->sgd.rows : 0));
 }

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 import numpy as np
 import psycopg
 import pytest
+from psycopg import errors
 
 import people
 import pg_dpml
+import replay
 from people import create_people, make_people
 from pg_dpml import PrivacySpec, TrainSpec
 from pg_dpml.training import sgd
@@ -65,6 +69,30 @@ def test_bad_arguments_are_rejected(connection: psycopg.Connection, query: str, 
     )
     with pytest.raises(psycopg.Error, match=message):
         connection.execute(query.format(f"'{OPTIONS}'").encode())
+
+
+@pytest.mark.parametrize("by_unit", [False, True])
+@pytest.mark.parametrize("sizes", [[5], [2, 0, 3], [0, 0, 5, 0], [1, 1, 1, 1, 1]])
+def test_a_pass_over_another_number_of_units_fails(
+    connection: psycopg.Connection, by_unit: bool, sizes: list[int]
+) -> None:
+    """Fewer would all be in the first batches, whoever they are."""
+    starts = np.arange(10) % 2 == 0 if by_unit else np.ones(5, dtype=bool)
+    block = replay.pack_dense(np.full((len(starts), 2), 0.5), np.ones(len(starts)), starts)
+    options: dict[str, Any] = {"loss": "logistic", "step_size": 0.1, "batch_size": 2}
+    if by_unit:
+        options["max_rows_per_unit"] = 2
+
+    def steps(given: list[int]) -> object:
+        query = "SELECT (dpml.sgd_allocated(0, %b, NULL, %s::int4[], %s)).steps"
+        (found,) = connection.execute(query, (block, given, json.dumps(options))).fetchone() or (None,)
+        return found
+
+    assert steps(sizes) == len(sizes)
+    for more in (-1, 1, 4):
+        changed = [*sizes[:-1], sizes[-1] + more] if sizes[-1] + more >= 0 else [*sizes, 1]
+        with pytest.raises(errors.InvalidParameterValue, match="another number of units"):
+            steps(changed)
 
 
 @pytest.mark.parametrize("method", ["scs13", "dp-sgd"])

@@ -160,6 +160,8 @@ def smoothed(values: FloatArray, s: float) -> FloatArray:
         below = values <= centre + s * math.sqrt(2.0 * d)
         centre = float(np.mean(values[below]))
     variance = float(np.mean((values[below] - centre) ** 2))
+    if variance == 0.0:
+        return values
     share = max(0.0, 1.0 - s**2 * ((d + 1) / 2 - 1 / d) / variance)
     return np.where(below, centre + share * (values - centre), values)
 

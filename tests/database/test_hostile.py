@@ -508,6 +508,12 @@ ANYTHING = [
 ]
 
 
+SIZES = [
+    *("NULL", "'{}'", "'{NULL}'", "'{0}'", "'{-1}'", "'{1,NULL,5}'", "'{2147483647}'", "'{{1,2},{3,4}}'"),
+    *("array_fill(0, ARRAY[9999])", "array_fill(2147483647, ARRAY[99])", "'[-3:-1]={2,2,2}'"),
+]
+
+
 def hostile_values(type_: str, good: str) -> list[str]:
     """Bad values of a type, in the place of a good one."""
     if type_ == "jsonb":
@@ -518,6 +524,8 @@ def hostile_values(type_: str, good: str) -> list[str]:
         "double precision[]": ARRAYS,
         "double precision": [f"{number}::float8" for number in NUMBERS],
         "integer": [f"({number})::int4" for number in INTEGERS],
+        "bigint": ["NULL::int8", "-1::int8", "2147483648::int8", "9223372036854775807::int8", "0::int8"],
+        "integer[]": [f"{value}::int4[]" for value in SIZES],
         "boolean": ["NULL::boolean", "false"],
         "text": [f"{text}::text" for text in TEXTS],
         "record": RECORDS,
@@ -596,6 +604,7 @@ def test_support_functions_refuse_direct_calls(hostile: psycopg.Connection) -> N
         "dpml.epoch": ["NULL", EPOCH],
         "dpml.scd_pass": ["NULL", SCD_PASS],
         "integer": ["NULL", "0"],
+        "integer[]": ["NULL", "'{1,2}'::int4[]"],
         "double precision": ["NULL", "1"],
     }
     support = [function for function in functions(hostile) if function.support]

@@ -245,6 +245,7 @@ def commands(encoding: str, folder: Path) -> list[list[str]]:
         ["show", f"m {number}", "--format", "json"],
         ["export", f"m {number}", "--format", "json"],
         ["export", f"m {number}", "--format", "sql"],
+        ["plot", f"m {number}", "-o", str(folder / "curves.png")],
         ["report", f"m {number}", "-o", page, "--table", table, "--public"],
         ["compare", one, "--methods", "lbfgs,bolt-on", "--epsilons", "1", "--splits", "1", "--public"],
         ["grant", f"m {number}", "public", "--format", "json"],

@@ -378,6 +378,16 @@ dpml_sgd_apply_batch(DpmlSgd *state)
 	apply_batch(state);
 }
 
+int
+dpml_sgd_is_whole(const DpmlSgd *state)
+{
+	int64_t		missing = 0;
+
+	for (int64_t t = state->batch; t < state->n_sizes; t++)
+		missing += state->sizes[t];
+	return missing == state->in_batch && state->batch <= state->n_sizes;
+}
+
 void
 dpml_sgd_finish(DpmlSgd *state)
 {

@@ -97,6 +97,9 @@ void		dpml_sgd_add(DpmlSgd *state, const DpmlBlock *block, int32_t first, int32_
 /* A step with the open batch, empty or not. */
 void		dpml_sgd_apply_batch(DpmlSgd *state);
 
+/* Whether a pass with sizes has had as many units as they add up to, before it is finished. */
+int			dpml_sgd_is_whole(const DpmlSgd *state);
+
 /* Apply the open short batch, fold the scale into weights, turn average into the mean.  Call once. */
 void		dpml_sgd_finish(DpmlSgd *state);
 

@@ -95,6 +95,8 @@ def least_multiplier(
     for turn in range(25):
         at = cost(math.exp(x) if x < high[0] else most)
         y = math.log(at.epsilon / target) if at.epsilon > 0.0 else -math.inf
+        if math.isnan(at.epsilon):  # which shows nothing
+            y = math.inf
         if y > 0.0:
             low = (x, y)
         else:

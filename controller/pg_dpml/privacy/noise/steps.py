@@ -472,7 +472,7 @@ def calibrate_allocated(
             f"a pass of {batches:,} batches is longer than {allocated.MOST_BATCHES:,}, the most that random "
             "allocation is accounted for: take a larger batch_size"
         )
-    epsilon, delta = _left_to_steps(epsilon, delta, steps * n_weights)
+    epsilon, delta = _left_to_steps(epsilon, delta, n_weights * steps)
     most = largest_batch(n_units, 1.0 / batches, delta * _UNLIKELY / steps)
     ties = passes * n_units * _TIE
     if ties > _UNLIKELY * delta:
@@ -497,7 +497,7 @@ def calibrate_allocated(
     if fresh_order is None:
         fresh_order = multipliers[1] > _NO_DEARER * multipliers[passes]
     allocations = passes if fresh_order else 1
-    rounding = sum_rounding(most * max_rows_per_unit, row_bound)
+    rounding = sum_rounding(max_rows_per_unit * most, row_bound)
     scale, calibrated, grid = resolution.step_room(
         "gaussian", multipliers[allocations], bound, bound, rounding, n_weights
     )
