@@ -75,6 +75,9 @@ def json_literal(value: Any) -> str:
     return f"'{json.dumps(value)}'::jsonb"
 
 
+# Units of each batch, for one block of three and for two of them.
+ONE_BLOCK, TWO_BLOCKS = "'{0,2,1}'::int4[]", "'{0,4,2}'::int4[]"
+
 # Good arguments of every function, and of the first two rows of an aggregate ({i}: 0, 1).
 # Of support functions all but their state: nothing gives one to a call outside an aggregate.
 CALLS: dict[str, list[str]] = {
@@ -90,7 +93,7 @@ CALLS: dict[str, list[str]] = {
         "{i}",
         BLOCK,
         EPOCH,
-        "'{0,4,2}'::int4[]",
+        ONE_BLOCK,
         json_literal(OPTIONS),
     ],
     "sgd_poisson(integer,bytea,epoch,jsonb)": ["{i}", BLOCK, EPOCH, json_literal(POISSON)],
@@ -567,8 +570,14 @@ def test_every_function_is_attacked(hostile: psycopg.Connection) -> None:
             continue
         hostile.execute(call(function.signature, function.kind, good).encode())
         if function.kind == "a":
-            more = [value.replace("{i}", "1") for value in CALLS[function.signature]]
-            hostile.execute(call(function.signature, function.kind, good, more).encode())
+            both = [
+                [
+                    value.replace("{i}", i).replace(ONE_BLOCK, TWO_BLOCKS)
+                    for value in CALLS[function.signature]
+                ]
+                for i in "01"
+            ]
+            hostile.execute(call(function.signature, function.kind, *both).encode())
 
 
 def judge(outcomes: Iterable[Outcome]) -> dict[str, int]:
@@ -705,7 +714,7 @@ AGGREGATES = {
     "sgd_epoch": ("sgd_epoch", f"i, block, NULL::dpml.epoch, {json_literal(OPTIONS)}"),
     "sgd_allocated": (
         "sgd_allocated",
-        f"i, block, NULL::dpml.epoch, '{{0,3,100000}}'::int4[], {json_literal(OPTIONS)}",
+        f"i, block, NULL::dpml.epoch, '{{0,1,1}}'::int4[], {json_literal(OPTIONS)}",
     ),
     "sgd_poisson": ("sgd_poisson", f"i, block, NULL::dpml.epoch, {json_literal({**POISSON, 'sampling': 1})}"),
     "sgd_poisson_steps": (
@@ -854,9 +863,14 @@ def test_memory_does_not_grow_with_rows(database: str, name: str) -> None:
             " (SELECT (row_number() OVER ())::int - 1 AS i, s.*"
             " FROM source AS s, generate_series(1, %s)) AS r"
         )
-        connection.execute(query.encode(), (1,))
+
+        def run_over(copies: int) -> None:
+            of_all = query.replace("{0,1,1}", f"{{0,1,{4000 * copies - 1}}}")
+            connection.execute(of_all.encode(), (copies,))
+
+        run_over(1)
         before = _peak(peak)
-        connection.execute(query.encode(), (3000,))
+        run_over(3000)
         assert _peak(peak) - before < 30_000
 
 
