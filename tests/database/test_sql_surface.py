@@ -311,7 +311,7 @@ def run_as(connection: psycopg.Connection, role: str, query: str) -> None:
 CURATOR_CALLS = [
     f"SELECT dpml.sgd_epoch(x, y, NULL, '{GOOD}') FROM rows",
     f"SELECT dpml.sgd_epoch(block_no, block, NULL, '{GOOD}' ORDER BY block_no) FROM blocks",
-    f"SELECT dpml.sgd_allocated(block_no, block, NULL, '{{9}}', '{GOOD}' ORDER BY block_no) FROM blocks",
+    f"SELECT dpml.sgd_allocated(block_no, block, NULL, '{{50}}', '{GOOD}' ORDER BY block_no) FROM blocks",
     f"SELECT dpml.sgd_poisson(block_no, block, NULL, '{POISSON}' ORDER BY block_no) FROM blocks",
     "SELECT dpml.batch_sizes(9, 2)",
     "SELECT dpml.random_key()",
