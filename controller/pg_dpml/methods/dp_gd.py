@@ -132,7 +132,7 @@ class Descent:
         momentum, tau = self.momentum, self.tau
         if self.whitening is not None:
             curvature = whitened_curvature(self.smoothness, largest)
-            momenta = [m for m in (momentum, *MOMENTA) if momentum <= m <= self.most_momentum]
+            momenta = [m for m in MOMENTA if momentum <= m <= self.most_momentum]
             reached = {m: longest(self.steps, m, curvature) for m in momenta}
             momentum = min((m for m in momenta if reached[m] >= tau), default=self.most_momentum)
             tau = min(tau, reached[momentum])
