@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import MAX_POISSON_STEPS
@@ -376,14 +376,40 @@ def calibrate_poisson(
             )
         found, name, warning = accounted.noise_multiplier, accounted.accountant, accounted.warning
     rounding = sum_rounding(most * max_rows_per_unit, row_bound)
-    scale, calibrated, grid = resolution.step_room("gaussian", found, bound, bound, rounding, n_weights)
-    change = relation.gradient_change(bound)
-    noise = StepNoise(
-        "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
-        sampling, name, n_weights, accounted_sampling=q, unlikely=unlikely,
-        accounted_multiplier=scale / calibrated,
+    noise = _gaussian_steps(
+        found, name, bound, relation, rounding, passes, steps, n_weights,
+        sampling=sampling, accounted_sampling=q, unlikely=unlikely,
     )  # fmt: skip
     return noise, warning
+
+
+def _gaussian_steps(
+    multiplier: float,
+    accountant: str,
+    bound: float,
+    relation: Relation,
+    rounding: float,
+    passes: int,
+    steps: int,
+    n_weights: int,
+    **more: Any,
+) -> StepNoise:
+    """Noise of so many times the bound on what a unit adds to a batch's sum, with room for its rounding."""
+    scale, calibrated, grid = resolution.step_room("gaussian", multiplier, bound, bound, rounding, n_weights)
+    return StepNoise(
+        kind="gaussian",
+        scale=scale,
+        noise_multiplier=scale / bound,
+        sensitivity=relation.gradient_change(bound),
+        calibrated_sensitivity=relation.gradient_change(calibrated),
+        grid=grid,
+        steps=steps,
+        passes=passes,
+        accountant=accountant,
+        n_weights=n_weights,
+        accounted_multiplier=scale / calibrated,
+        **more,
+    )
 
 
 def bst14_multipliers(
@@ -498,11 +524,7 @@ def calibrate_allocated(
         fresh_order = multipliers[1] > _NO_DEARER * multipliers[passes]
     allocations = passes if fresh_order else 1
     rounding = sum_rounding(max_rows_per_unit * most, row_bound)
-    scale, calibrated, grid = resolution.step_room(
-        "gaussian", multipliers[allocations], bound, bound, rounding, n_weights
-    )
-    return StepNoise(
-        "gaussian", scale, scale / bound, change, relation.gradient_change(calibrated), grid, steps, passes,
-        None, orders[allocations].accountant, n_weights, unlikely=unlikely,
-        accounted_multiplier=scale / calibrated, allocations=allocations, multipliers=beside,
+    return _gaussian_steps(
+        multipliers[allocations], orders[allocations].accountant, bound, relation, rounding, passes, steps,
+        n_weights, sampling=None, unlikely=unlikely, allocations=allocations, multipliers=beside,
     )  # fmt: skip
