@@ -70,6 +70,8 @@ class Run:
         None for the default, 1/n^2.
     goal : float or None
         None for no goal.
+    auc_goal : float or None
+        Of the area under the ROC curve; None for no goal.
     options : mapping
         Of the method, by the names of a data set's file, where `lambda` has no underscore. A lambda is for
         what has no default of it: the certified minimiser, tuned on the data set as those figures were
@@ -82,20 +84,22 @@ class Run:
     epsilon: float | None = None
     delta: float | None = None
     goal: float | None = None
+    auc_goal: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     relation: Relation = Relation.REPLACE_ONE
 
     @classmethod
     def read(cls, given: Mapping[str, Any], delta: float | None) -> Iterator[Run]:
-        """The runs of one table of a file: one for each epsilon, with its goal, if it lists several."""
-        own = ("method", "epsilon", "goal", "relation")
+        """The runs of one table of a file: one for each epsilon, with its goals, if it lists several."""
+        own = ("method", "epsilon", "goal", "auc_goal", "relation")
         options = {name: given[name] for name in given if name not in own}
         relation = Relation(given.get("relation", "replace_one"))
-        epsilons, goals = given.get("epsilon"), given.get("goal")
+        epsilons, goals, auc_goals = (given.get(name) for name in ("epsilon", "goal", "auc_goal"))
         if not isinstance(epsilons, list):
-            epsilons, goals = [epsilons], [goals]
-        for epsilon, goal in zip(epsilons, goals or [None] * len(epsilons), strict=True):
-            yield cls(given["method"], epsilon, delta, goal, options, relation)
+            epsilons, goals, auc_goals = [epsilons], [goals], [auc_goals]
+        absent = [None] * len(epsilons)
+        for epsilon, goal, auc_goal in zip(epsilons, goals or absent, auc_goals or absent, strict=True):
+            yield cls(given["method"], epsilon, delta, goal, auc_goal, options, relation)
 
     @property
     def title(self) -> str:
@@ -133,6 +137,8 @@ class DataSet:
         In the data's folder: CSV with one header line, gzipped, or NumPy's npz.
     table : str
         Columns and types of the CSV in its order, as in CREATE TABLE.
+    derived : str or None
+        More columns, as in CREATE TABLE, that the server generates from these.
     spec : DataSpec
     runs : tuple of Run
     splits : int
@@ -151,6 +157,7 @@ class DataSet:
     runs: tuple[Run, ...]
     splits: int
     sample: int | None = None
+    derived: str | None = None
     published: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -176,7 +183,13 @@ class DataSet:
 def _document(path: Path) -> dict[str, Any]:
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     base = document.pop("base", None)
-    return document if base is None else _document(path.with_name(f"{base}.toml")) | document
+    return document if base is None else _merged(_document(path.with_name(f"{base}.toml")), document)
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with the keys of its base that it does not have itself, in the tables inside, too."""
+    tables = [key for key in own if isinstance(own[key], dict) and isinstance(base.get(key), dict)]
+    return {**base, **own, **{key: _merged(base[key], own[key]) for key in tables}}
 
 
 @dataclass
@@ -186,6 +199,12 @@ class Figure:
     data: DataSet
     run: Run
     values: list[float] = field(default_factory=list)
+    aucs: list[float] = field(default_factory=list)
+
+    @property
+    def auc(self) -> float | None:
+        """Mean area under the ROC curve; None unless there are two classes."""
+        return statistics.fmean(self.aucs) if self.aucs else None
 
     @property
     def mean(self) -> float:
@@ -199,8 +218,9 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """Whether the goal is met, if there is one."""
-        return self.run.goal is None or self.mean >= self.run.goal
+        """Whether the goals are met that there are."""
+        auc_met = self.run.auc_goal is None or (self.auc is not None and self.auc >= self.run.auc_goal)
+        return auc_met and (self.run.goal is None or self.mean >= self.run.goal)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -214,6 +234,8 @@ class Figure:
             "sd": None if deviation is None else round(deviation, 4),
             "runs": len(self.values),
             "goal": self.run.goal,
+            "auc": None if self.auc is None else round(self.auc, 4),
+            "auc_goal": self.run.auc_goal,
             "ok": self.met,
         }
 
@@ -264,7 +286,9 @@ def load(connection: psycopg.Connection[Any], data: DataSet, folder: Path) -> No
     """Fill table `everything`; its id is the row's number in the files."""
     with connection.transaction(), connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS everything")
-        columns = f"id bigint GENERATED ALWAYS AS IDENTITY, {data.table}"
+        columns = ", ".join(
+            filter(None, ("id bigint GENERATED ALWAYS AS IDENTITY", data.table, data.derived))
+        )
         cursor.execute(f"CREATE UNLOGGED TABLE everything ({columns})")  # type: ignore[arg-type, unused-ignore]
         for name in data.files:
             if name.endswith(".npz"):
@@ -303,6 +327,27 @@ def measure(dsn: str, data: DataSet, run: Run, name: str) -> float:
     return value * data.unit
 
 
+def scores(connection: psycopg.Connection[Any], name: str) -> tuple[Any, Any]:
+    """Of the test rows with a label: whether they are in the second class, and their decision values."""
+    cursor = connection.execute(
+        "SELECT dpml.label(%(name)s, t) = m.classes[2], dpml.predict_value(%(name)s, t) "
+        "FROM test_rows AS t, dpml.models AS m "
+        "WHERE m.name = %(name)s AND dpml.label(%(name)s, t) IS NOT NULL",
+        {"name": name},
+    )
+    positive, score = (np.array(column) for column in zip(*cursor.fetchall(), strict=True))
+    return positive, score
+
+
+def area_under_curve(positive: Any, score: Any) -> float:
+    """Share of the pairs of rows of different classes that their scores rank rightly; ties count half."""
+    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]  # equal scores share the mean of their ranks
+    n_positive = int(positive.sum())
+    above = ranks[positive].sum() - n_positive * (n_positive + 1) / 2.0
+    return float(above / (n_positive * (len(positive) - n_positive)))
+
+
 def figures(dsn: str, sets: Sequence[DataSet], folder: Path, *, quick: bool) -> Iterator[Figure]:
     """Run everything, one data set after the other."""
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -315,7 +360,10 @@ def figures(dsn: str, sets: Sequence[DataSet], folder: Path, *, quick: bool) -> 
             for number in range(1, splits + 1):
                 split(connection, number)
                 for position, figure in enumerate(found):
-                    figure.values.append(measure(dsn, data, figure.run, f"{data.name}_{number}_{position}"))
+                    name = f"{data.name}_{number}_{position}"
+                    figure.values.append(measure(dsn, data, figure.run, name))
+                    if data.spec.label.task == "binary":
+                        figure.aucs.append(area_under_curve(*scores(connection, name)))
                 last = ", ".join(f"{figure.run.title} {figure.values[-1]:.4g}" for figure in found)
                 log.print(f"{data.title}: split {number} of {splits}: {last}")
             yield from found
@@ -323,7 +371,7 @@ def figures(dsn: str, sets: Sequence[DataSet], folder: Path, *, quick: bool) -> 
 
 def show(found: Sequence[Figure]) -> None:
     """The results for people, the published figures beside them."""
-    table = Table("data", "method", "epsilon", "mean", "sd", "runs", "goal", box=box.SIMPLE)
+    table = Table("data", "method", "epsilon", "mean", "sd", "runs", "goal", "AUC", box=box.SIMPLE)
     for column in table.columns:
         column.no_wrap = True
     shown: list[DataSet] = []
@@ -336,10 +384,13 @@ def show(found: Sequence[Figure]) -> None:
         epsilon = "none" if run.epsilon is None else f"{run.epsilon:g}"
         verdict = "ok" if figure.met else "MISSED"
         goal = "" if run.goal is None else f">= {run.goal:g}  {verdict}"
+        auc = "" if figure.auc is None else f"{figure.auc:.3f}"
+        if run.auc_goal is not None:
+            auc += f" (>= {run.auc_goal:g})"
         deviation_text = "" if deviation is None else f"{deviation:.3g}"
         table.add_row(
             figure.data.name if new else "", run.title, epsilon, f"{figure.mean:.4g}", deviation_text,
-            str(len(figure.values)), goal,
+            str(len(figure.values)), goal, auc,
         )  # fmt: skip
     _show_published(table, shown)
     console = Console(width=max(Console().width, TABLE_WIDTH))
@@ -369,7 +420,9 @@ def main(arguments: Sequence[str] | None = None, folder: Path = SETS) -> int:
     parser.add_argument("--method", help="only this method")
     parser.add_argument("--quick", action="store_true", help="fewer splits")
     parser.add_argument(
-        "--json", action="store_true", help="a list of data, method, epsilon, mean, sd, runs, goal and ok"
+        "--json",
+        action="store_true",
+        help="a list of data, method, epsilon, mean, sd, runs, goal, auc, auc_goal and ok",
     )
     options = parser.parse_args(arguments)
     try:

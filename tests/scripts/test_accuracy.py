@@ -66,12 +66,29 @@ def test_real_runs_and_the_exit_code(tiny: Path, capsys: pytest.CaptureFixture[s
     assert accuracy.main(["--json", "--quick"], tiny) == 0
     plain, private = json.loads(capsys.readouterr().out)
     for line in (plain, private):
-        assert list(line) == ["data", "method", "epsilon", "mean", "sd", "runs", "goal", "ok"]
+        assert list(line) == [
+            "data",
+            "method",
+            "epsilon",
+            "mean",
+            "sd",
+            "runs",
+            "goal",
+            "auc",
+            "auc_goal",
+            "ok",
+        ]
         assert line["data"] == "tiny"
         assert 0.0 <= line["mean"] <= 100.0
         assert (line["sd"], line["runs"]) == (None, 1)
     assert (plain["method"], plain["epsilon"], plain["ok"]) == ("noiseless", None, True)
+    assert 0.9 < plain["auc"] <= 1.0
     assert (private["method"], private["epsilon"], private["goal"]) == ("bolt-on", 2.0, 0.0)
+
+    for goal in ("100.1", "0.0\nauc_goal = 1.01"):
+        (tiny / "tiny.toml").write_text(SPEC.replace("GOAL", goal), encoding="utf-8")
+        assert accuracy.main(["--json", "--quick", "--method", "bolt-on"], tiny) == 1
+        assert json.loads(capsys.readouterr().out)[0]["ok"] is False
 
     (tiny / "tiny.toml").write_text(SPEC.replace("GOAL", "100.1"), encoding="utf-8")
     assert accuracy.main(["--json", "--only", "tiny", "--method", "bolt-on"], tiny) == 1
@@ -124,6 +141,38 @@ goal = [60.0, 70.0]
     assert (first.goal, second.goal, plain.goal, last.goal) == (60.0, 70.0, 55.0, 0.0)
 
 
+def test_a_file_completes_its_base(tiny: Path) -> None:
+    """Lists replace those of the base, tables complete them; the server generates derived columns."""
+    (tiny / "more.toml").write_text(
+        'base = "tiny"\nderived = "z int GENERATED ALWAYS AS (2 * y) STORED"\n[[run]]\nmethod = "lbfgs"\n'
+        "[spec.features]\nintercept = false\n"
+        "[spec.columns]\nx_1 = { upper = 2 }\nz = { lower = 0, upper = 2 }\n",
+        encoding="utf-8",
+    )
+    data = accuracy.DataSet.from_toml(tiny / "more.toml")
+    assert [run.method for run in data.runs] == ["lbfgs"]
+    assert data.title == "Tiny"
+    assert data.spec.intercept is False
+    assert [(c.name, c.lower, c.upper) for c in data.spec.columns] == [
+        *(("x_1", -1.0, 2.0), ("kind", None, None), ("z", 0.0, 2.0)),
+    ]
+    assert accuracy.main(["--only", "more", "--quick"], tiny) == 0
+
+
+@pytest.mark.parametrize(
+    ("positive", "score", "area"),
+    [
+        ([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.4], 1.0),
+        ([1, 1, 0, 0], [0.1, 0.2, 0.3, 0.4], 0.0),
+        ([0, 1, 0, 1], [0.5, 0.5, 0.5, 0.5], 0.5),
+        ([0, 1, 0, 1, 1], [0.1, 0.1, 0.3, 0.4, 0.2], 3.5 / 6),
+    ],
+)
+def test_area_under_the_curve(positive: list[int], score: list[float], area: float) -> None:
+    """The share of pairs in the right order, ties counted half."""
+    assert accuracy.area_under_curve(np.array(positive, dtype=bool), np.array(score)) == pytest.approx(area)
+
+
 def test_a_misspelt_option_of_a_run_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (tiny / "tiny.toml").read_text(encoding="utf-8")
     (tiny / "tiny.toml").write_text(
@@ -136,7 +185,8 @@ def test_a_misspelt_option_of_a_run_is_named(tiny: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_every_file_is_a_data_set(path: Path) -> None:
     data = accuracy.DataSet.from_toml(path)
-    columns = [column.split()[0].strip('"') for column in data.table.replace("\n", " ").split(", ")]
+    declared = ", ".join(filter(None, (data.table, data.derived)))
+    columns = [column.split()[0].strip('"') for column in declared.replace("\n", " ").split(", ")]
     features = [column.name for column in data.spec.columns]
     assert sorted([*features, data.spec.label.column]) == sorted(columns)
     for run in data.runs:
