@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pg_dpml.blocks.encoder import encode_column, require_crossed
+from pg_dpml.blocks.encoder import curved, encode_column, most_pieces, require_crossed
 from pg_dpml.blocks.features import FeatureNames, stored_values
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
@@ -55,6 +56,38 @@ def test_knots_that_cannot_be() -> None:
     for knots, ends in ((3, (1.0, math.nextafter(1.0, 2.0))), ([1e17, 1e17 + 16], (0, 1e18))):
         with pytest.raises(SpecError, match="close together"):
             places(knots, lower=ends[0], upper=ends[1], log1p=True)
+
+
+WHOLE = ColumnType("integer", "number", whole=True, base="int4")
+
+
+@pytest.mark.parametrize(
+    ("column", "type_", "most"),
+    [
+        (Column("age", lower=0, upper=10), REAL, 12),
+        (Column("age", lower=0, upper=10), WHOLE, 10),
+        (Column("age", lower=0.5, upper=3.5), WHOLE, 2),
+        (Column("age", lower=0, upper=1), WHOLE, 0),
+        (Column("age", lower=0, upper=1000, log1p=True), WHOLE, 12),
+        (Column("age", lower=0, upper=10, knots=2), REAL, 0),
+        (Column("age", levels=("1", "2", "3")), WHOLE, 0),
+        (Column("age"), ColumnType("boolean", "boolean"), 0),
+        (Column("age", scale="standard", mean=5, sd=2), REAL, 0),
+        (Column("age", scale="standard", mean=5, sd=2, lower=0, upper=10), REAL, 12),
+        (Column("age", lower=0, upper=1, length=3), ColumnType("real[]", "array", "number"), 0),
+        (Column("age", lower=date(2000, 1, 1), upper=date(2001, 1, 1)), ColumnType("date", "date"), 12),
+        (Column("age", lower=1.0, upper=math.nextafter(1.0, 2.0)), REAL, 0),
+    ],
+)
+def test_most_pieces_of_a_curve_that_a_method_may_choose(
+    column: Column, type_: ColumnType, most: int
+) -> None:
+    entry = encode_column(column, {"age": type_})
+    assert most_pieces(entry, type_) == most
+    if most:
+        for pieces in range(2, most + 1):
+            assert curved(entry, pieces) == encode_column(replace(column, knots=pieces), {"age": type_})
+        assert curved(entry, 1) == curved(entry, 0) == entry
 
 
 CURVE = {"name": "age", "kind": "numeric", "lower": 0, "upper": 9, "knots": [0.0, 1 / 3, 9]}

@@ -390,6 +390,56 @@ def test_auto(problem: Problem, method: str, reason: str) -> None:
     assert dataclasses.replace(plan, reason="") == own
 
 
+CURVED = [  # n, epsilon, columns, outputs, task, pieces
+    (39_074, 0.1, 6, 1, "binary", 8),
+    (39_074, 1.0, 6, 1, "binary", 12),
+    (16_512, 1.0, 8, 1, "regression", 9),
+    (16_512, 0.1, 8, 1, "regression", 0),
+    (464_810, 0.1, 10, 7, "multiclass", 7),
+    (2_000, 1.0, 6, 1, "binary", 4),
+    (2_000, 0.1, 6, 1, "binary", 0),
+]
+
+
+@pytest.mark.parametrize(("n", "epsilon", "columns", "outputs", "task", "pieces"), CURVED)
+def test_auto_gives_numeric_columns_curves_that_the_budget_pays_for(
+    n: int, epsilon: float, columns: int, outputs: int, task: str, pieces: int
+) -> None:
+    """One column has whole numbers from 0 to 3 and gets at most three pieces."""
+    problem = Problem(n, 60, outputs, task, most_pieces=(12,) * (columns - 1) + (3,))
+    privacy = PrivacySpec(epsilon)
+    plan = decide(problem, privacy, TrainSpec())
+    linear = decide(problem, privacy, TrainSpec(features="linear"))
+    assert (linear.problem, linear.encoder_change.pieces) == (problem, 0)
+    assert "curves" not in linear.reason
+    assert plan.encoder_change.pieces == pieces
+    if pieces == 0:
+        assert dataclasses.replace(plan, reason=linear.reason) == linear
+        assert f"no curves, which n mu = {n * gaussian.gaussian_mu(epsilon, n**-2.0):,.0f}" in plan.reason
+    else:
+        assert plan.problem.n_features == 60 + (columns - 1) * (pieces + 1) + min(pieces, 3) + 1
+        assert f"curves of {pieces} pieces" in plan.reason
+        assert "features = linear" in plan.reason
+    # a unit of m rows weighs as m rows do
+    of_units = dataclasses.replace(problem, n_units=2 * n, max_rows_per_unit=2)
+    assert decide(of_units, PrivacySpec(epsilon, n**-2.0), TrainSpec()).problem.pieces == pieces
+
+
+def test_auto_stays_linear_where_curves_cannot_be() -> None:
+    pays = dataclasses.replace(ADULT, most_pieces=(12, 12))
+    assert decide(pays, TENTH, TrainSpec()).problem.pieces == 12
+    assert decide(pays, PrivacySpec(0.1, 0.0), TrainSpec()).problem.pieces == 0
+    wide = decide(dataclasses.replace(pays, n_features=2480), TENTH, TrainSpec())
+    assert (wide.problem.pieces, wide.method) == (0, "whitened-dp-gd")
+    assert "no curves, since whitening takes at most 2,500 features" in wide.reason
+    # 1,026 features need a larger delta than 1,000 do
+    precise = Problem(10**8, 1000, 1, "binary", most_pieces=(12, 12))
+    assert decide(precise, PrivacySpec(10.0, 1e-30), TrainSpec()).problem.pieces == 12
+    plan = decide(precise, PrivacySpec(10.0, 8.6e-31), TrainSpec())
+    assert (plan.problem.pieces, plan.method) == (0, "whitened-dp-gd")
+    assert "no curves, with which whitened-dp-gd cannot run: delta" in plan.reason
+
+
 def test_auto_without_delta_is_bolt_on() -> None:
     for problem in PROBLEMS.values():
         plan = decide(problem, PrivacySpec(1.0, 0.0), TrainSpec(method="auto"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,20 @@ from typer.testing import CliRunner
 import oracles
 import pg_dpml
 from anytable import PRIVACY, YES, refused
+from pg_dpml.blocks.source import resolve
 from pg_dpml.cli.framework import app
 from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
+from pg_dpml.errors import SpecError
 from pg_dpml.ledger.models import Model, load_model
 from pg_dpml.reports.effects import POINTS, Effect, effects
 from pg_dpml.reports.model_report import model_record, model_text
 from pg_dpml.reports.sql_expression import sql_expression
+from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
+from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
@@ -172,6 +177,67 @@ def test_the_json_predicts_elsewhere(connection: psycopg.Connection, database: s
     assert len(record["features"]) == N_FEATURES
     assert {"age", "age@35.25", "gain@3", "age@17 * town=it's", "gain@50 * age@90"} < set(record["features"])
     assert "age@" in model_text(model)
+
+
+PLAIN = tuple(replace(column, knots=None) for column in COLUMNS)
+"""The columns without their knots."""
+
+
+def curves_of(encoder: Mapping[str, Any]) -> dict[str, int]:
+    """The columns of an encoder that have knots, and how many pieces."""
+    return {column["name"]: len(column["knots"]) - 1 for column in encoder["columns"] if column.get("knots")}
+
+
+def test_auto_chooses_curves_and_says_so(connection: psycopg.Connection, database: str, clean: None) -> None:
+    """What the plan says is what is trained, and predictions are those of the oracle's rows."""
+    data, generous = spec(columns=PLAIN, crosses=()), PrivacySpec(5.0, 1e-3)
+    decided = pg_dpml.plan(database, data, generous)
+    pieces = decided.encoder_change.pieces
+    assert 2 <= pieces <= 12
+    numeric = [column.name for column in PLAIN if column.levels is None]
+    made = pg_dpml.train(database, data, generous, name="bent")
+    model = made.model
+    assert made.plan == decided
+    assert curves_of(model.encoder) == dict.fromkeys(numeric, pieces)
+    given = tuple(replace(c, knots=pieces) if c.name in numeric else c for c in PLAIN)
+    with Database(database).session() as session:
+        source = resolve(session, replace(data, columns=given))
+        assert dict(model.encoder) == dict(source.encoder)
+        assert model.n_features == source.n_features == decided.problem.n_features
+    rows = rows_for_the_oracle(connection, [column["name"] for column in model.encoder["columns"]])
+    weights = scalar(connection, "SELECT weights FROM dpml.models WHERE name = 'bent'")
+    predicted = connection.execute("SELECT dpml.predict_value('bent', t) FROM bent t ORDER BY id").fetchall()
+    features = expected(dict(model.encoder), rows)
+    assert model.whitening is not None
+    lengths = np.linalg.norm(features @ np.array(model.whitening), axis=1)
+    wanted = features @ np.array(weights) / np.where(lengths > 0.0, lengths, 1.0)
+    np.testing.assert_allclose([row[0] for row in predicted], wanted, atol=1e-4)
+    linear = pg_dpml.train(database, data, generous, TrainSpec(features="linear"), name="straight").model
+    assert curves_of(linear.encoder) == {}
+    own = replace(data, columns=(COLUMNS[0], *PLAIN[1:]))  # a column's own knots stay
+    mixed = pg_dpml.train(database, own, generous, name="mixed").model
+    assert curves_of(mixed.encoder)["age"] == 4
+    assert len(curves_of(mixed.encoder)) == len(numeric)
+
+
+def test_curves_that_auto_chooses_with_other_methods_beside_it(database: str, clean: None) -> None:
+    """A comparison packs rows both ways; a tuning run packs them once, so that no candidate has curves."""
+    data = spec(columns=PLAIN, crosses=())
+    compared = pg_dpml.compare(
+        database, data, methods=["auto", "whitened-dp-gd"], epsilons=[5.0], delta=1e-3, splits=2, public=True
+    )
+    assert [entry.method for entry in compared.entries] == ["auto", "whitened-dp-gd", "majority class"]
+    assert all(len(entry.values) == 2 for entry in compared.entries)
+    grid = Grid({"method": ["auto", "bolt-on"]})
+    tuned = pg_dpml.tune(database, data, PrivacySpec(50.0, 1e-3), grid, name="tuned")
+    assert curves_of(tuned.trained.model.encoder) == {}
+    grid = Grid({"huber_h": [0.1, 0.5]}, TrainSpec(loss="huber_svm"))
+    tuned = pg_dpml.tune(database, data, PrivacySpec(50.0, 1e-3), grid, name="alike")
+    assert curves_of(tuned.trained.model.encoder) != {}
+    with pytest.raises(SpecError, match="features cannot be tuned here"):
+        pg_dpml.tune(
+            database, data, PrivacySpec(50.0, 1e-3), Grid({"features": ["auto", "linear"]}), name="none"
+        )
 
 
 @pytest.mark.parametrize("method", ["lbfgs", "whitened-dp-gd", "dp-gd"])

@@ -20,13 +20,20 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.dates import DATE_KINDS, date_number
 
+FEWEST_PIECES = 2
+"""A curve of one piece is the line that the column has anyway."""
+MOST_PIECES = 12
+"""Of a curve that a method chooses."""
+
 __all__ = [
     "as_in_catalog",
     "columns_read",
     "compared_label",
+    "curved",
     "encode_column",
     "encode_label",
     "is_sparse",
+    "most_pieces",
     "require_crossed",
 ]
 
@@ -114,15 +121,48 @@ def _places(column: Column, entry: Mapping[str, Any], kind: str) -> list[float]:
     if not isinstance(column.knots, int):
         places = [date_number(place, kind, where) for place in column.knots]
     else:
-        lower, upper = float(entry["lower"]), float(entry["upper"])
-        there, back = (math.log1p, math.expm1) if entry["log1p"] else (float, float)
-        shares = [i / column.knots for i in range(1, column.knots)]
-        inner = [back((1.0 - share) * there(lower) + share * there(upper)) for share in shares]
-        places = [lower, *inner, upper]
-    compared = [math.log1p(place) for place in places] if entry["log1p"] else places
-    if not all(before < after for before, after in itertools.pairwise(compared)):
+        places = _even_places(entry, column.knots)
+    if not _kept_apart(entry, places):
         raise SpecError(f"{where} lie so close together that numbers cannot keep them apart: give fewer")
     return places
+
+
+def _even_places(entry: Mapping[str, Any], pieces: int) -> list[float]:
+    """Knots of so many pieces of equal length, after log1p if the entry says so."""
+    lower, upper = float(entry["lower"]), float(entry["upper"])
+    there, back = (math.log1p, math.expm1) if entry["log1p"] else (float, float)
+    shares = [i / pieces for i in range(1, pieces)]
+    inner = [back((1.0 - share) * there(lower) + share * there(upper)) for share in shares]
+    return [lower, *inner, upper]
+
+
+def _kept_apart(entry: Mapping[str, Any], places: Sequence[float]) -> bool:
+    """Whether the knots rise as the encoder compares them."""
+    compared = [math.log1p(place) for place in places] if entry["log1p"] else places
+    return all(before < after for before, after in itertools.pairwise(compared))
+
+
+def most_pieces(entry: Mapping[str, Any], column_type: ColumnType) -> int:
+    """Most pieces that a method may give the curve of a column without knots; 0: it can have no curve.
+
+    Parameters
+    ----------
+    entry : mapping
+        The column, as an entry of the encoder.
+    column_type : ColumnType
+        A whole number between `lower` and `upper` has no value between knots that are closer than 1.
+    """
+    if entry["kind"] != "numeric" or entry["lower"] is None or entry.get("knots"):
+        return 0
+    most = MOST_PIECES
+    if column_type.whole and not entry["log1p"]:
+        most = min(most, math.floor(entry["upper"]) - math.ceil(entry["lower"]))
+    return most if most >= FEWEST_PIECES and _kept_apart(entry, _even_places(entry, MOST_PIECES)) else 0
+
+
+def curved(entry: Mapping[str, Any], pieces: int) -> Mapping[str, Any]:
+    """A column, as an entry of the encoder, with a curve of so many pieces; of fewer than two: as it is."""
+    return {**entry, "knots": _even_places(entry, pieces)} if pieces >= FEWEST_PIECES else entry
 
 
 def require_crossed(crosses: Sequence[tuple[str, str]], columns: Sequence[Mapping[str, Any]]) -> None:

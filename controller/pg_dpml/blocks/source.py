@@ -10,9 +10,11 @@ from typing import Any
 from pg_dpml.blocks.encoder import (
     as_in_catalog,
     compared_label,
+    curved,
     encode_column,
     encode_label,
     is_sparse,
+    most_pieces,
     require_crossed,
 )
 from pg_dpml.blocks.features import FeatureNames, stored_values
@@ -25,12 +27,29 @@ from pg_dpml.names import shown, visible
 from pg_dpml.spec.data import MAX_WEIGHTS, PROJECTED_SPARSE, DataSpec
 
 __all__ = [
+    "EncoderChange",
     "Source",
     "resolve",
 ]
 
 MAX_UNIT_VALUES = 2**26
 """Most numbers that the rows of a unit may store where columns are sparse: 512 MB, which fit into a block."""
+
+
+@dataclass(frozen=True)
+class EncoderChange:
+    """What a plan changes in the encoder of a spec.
+
+    Attributes
+    ----------
+    norm : str or None
+        How rows are bounded; None: as the spec says.
+    pieces : int
+        Pieces of the curves that numeric columns without knots get; below 2: they get none.
+    """
+
+    norm: str | None = None
+    pieces: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,8 @@ class Source:
         One name a feature, in order.
     class_names : tuple of str or None
         As `Label.class_names`, written as values are compared with them.
+    most_pieces : tuple of int
+        For each column of the encoder, the most pieces of a curve that a plan may give it; 0: none.
     """
 
     table: SourceTable
@@ -67,10 +88,29 @@ class Source:
     n_values: int
     feature_names: FeatureNames
     class_names: tuple[str, ...] | None
+    most_pieces: tuple[int, ...] = ()
 
-    def with_norm(self, norm: str | None) -> Source:
-        """The same table, its rows bounded by another `norm` of the encoder; None: by that of the spec."""
-        return self if norm is None else replace(self, encoder={**self.encoder, "norm": norm})
+    def changed(self, change: EncoderChange) -> Source:
+        """The same table, with the encoder of a plan."""
+        encoder = dict(self.encoder)
+        if change.norm is not None:
+            encoder["norm"] = change.norm
+        if change.pieces:
+            columns = zip(encoder["columns"], self.most_pieces, strict=True)
+            encoder["columns"] = [curved(column, min(change.pieces, most)) for column, most in columns]
+        return self._with_encoder(encoder)
+
+    def _with_encoder(self, encoder: Mapping[str, Any]) -> Source:
+        names, n_values = FeatureNames(encoder), _longest_row(encoder)
+        # A sparse row costs eight bytes a value against four a feature.
+        dense = not is_sparse(encoder) and 2 * n_values >= len(names)
+        return replace(
+            self,
+            encoder={**encoder, "format": "dense" if dense else "csr"},
+            n_features=len(names),
+            n_values=len(names) if dense else n_values,
+            feature_names=names,
+        )
 
 
 def resolve(session: Session, data: DataSpec) -> Source:
@@ -100,7 +140,6 @@ def resolve(session: Session, data: DataSpec) -> Source:
         raise SpecError(
             f"columns and crosses: {n_raw} features, more than the {MAX_FEATURES - 1} a model may have"
         )
-    n_values = stored_values(encoder) + data.intercept
     sparse = is_sparse(encoder)
     if data.projection is not None:
         if sparse:
@@ -109,8 +148,8 @@ def resolve(session: Session, data: DataSpec) -> Source:
             raise SpecError(
                 f"projection must be at most {MAX_PROJECTION // n_raw} with {n_raw} features before it"
             )
-        n_values = data.projection + 1
         encoder["projection"] = {"features": data.projection, "seed": data.projection_seed}
+    n_values = _longest_row(encoder)
     if sparse and n_values * data.max_rows_per_unit > MAX_UNIT_VALUES:
         raise SpecError(
             f"max_rows_per_unit must be at most {MAX_UNIT_VALUES // n_values} with {n_values:,} features of "
@@ -124,14 +163,10 @@ def resolve(session: Session, data: DataSpec) -> Source:
             f"{MAX_WEIGHTS // n_classes:,} features, not {len(names):,}: list fewer classes, or give "
             "[features] projection"
         )
-    # A sparse row costs eight bytes a value against four a feature.
-    encoder["format"] = "csr" if sparse or 2 * n_values < len(names) else "dense"
     encoder["label"] = encode_label(label, label_type.kind)
-    if encoder["format"] == "dense":
-        n_values = len(names)
     _require_written(session, {f"column {c['name']}: levels": c.get("levels", ()) for c in columns})
     _require_written(session, {f"label {label.column}": label.class_names or ()})
-    return Source(
+    source = Source(
         table=table,
         where=data.where,
         unit=data.unit,
@@ -141,6 +176,24 @@ def resolve(session: Session, data: DataSpec) -> Source:
         n_values=n_values,
         feature_names=names,
         class_names=label.class_names,
+        most_pieces=_most_pieces(encoder, table),
+    )
+    return source.changed(EncoderChange())
+
+
+def _most_pieces(encoder: Mapping[str, Any], table: SourceTable) -> tuple[int, ...]:
+    """For each column, the most pieces of a curve that a plan may give it."""
+    columns = encoder["columns"]
+    if is_sparse(encoder) or "projection" in encoder:
+        return (0,) * len(columns)
+    return tuple(most_pieces(column, table.columns[column["name"]]) for column in columns)
+
+
+def _longest_row(encoder: Mapping[str, Any]) -> int:
+    """Largest number of non-zero features of a row."""
+    projection = encoder.get("projection")
+    return int(encoder["intercept"]) + (
+        stored_values(encoder) if projection is None else projection["features"]
     )
 
 

@@ -30,8 +30,32 @@ def plan_candidates(
     """The plan of each candidate for its number of units; an error names the candidate.
 
     `budget` is that of the run which trains the winner on all rows. Private tuning is charged by its epsilon
-    and delta alone, whatever the noise.
+    and delta alone, whatever the noise. A tuning run packs rows once: where candidates would choose different
+    curves, none has curves.
     """
+    plans = _plans(source, sizes, data, privacy, grid, budget)
+    if any(plan.encoder_change.pieces != plans[0].encoder_change.pieces for plan in plans):
+        if any("features" in setting for setting in grid.settings):
+            raise SpecError("features cannot be tuned here: a tuning run packs rows once; tune them apart")
+        plans = _plans(replace(source, most_pieces=()), sizes, data, privacy, grid, budget)
+    others = [plan.method for plan in plans if plan.norm != plans[0].norm]
+    if others:
+        raise SpecError(
+            f"candidates of {plans[0].method} and of {others[0]} bound rows in different ways, and a tuning "
+            "run packs rows once: tune them apart"
+        )
+    return tuple(plans)
+
+
+def _plans(
+    source: Source,
+    sizes: tuple[int, ...],
+    data: DataSpec,
+    privacy: PrivacySpec | None,
+    grid: Grid,
+    budget: Accounting | None,
+) -> list[Plan]:
+    """As `plan_candidates`, each by itself."""
     plans = []
     for setting, candidate, size in zip(grid.settings, grid.candidates, sizes, strict=True):
         try:
@@ -43,13 +67,7 @@ def plan_candidates(
             plans.append(plan_problem(problem, privacy, candidate))
         except (SpecError, GuaranteeError) as error:
             raise type(error)(f"candidate {setting_text(setting)}: {error}") from None
-    others = [plan.method for plan in plans if plan.norm != plans[0].norm]
-    if others:
-        raise SpecError(
-            f"candidates of {plans[0].method} and of {others[0]} bound rows in different ways, and a tuning "
-            "run packs rows once: tune them apart"
-        )
-    return tuple(plans)
+    return plans
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:

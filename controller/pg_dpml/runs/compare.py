@@ -210,7 +210,8 @@ def compare(
     Notes
     -----
     Everything is done in one transaction that keeps nothing: no model, no charge, no work table.
-    A method that needs rows bounded in another way (frank-wolfe) is measured on random splits of its own.
+    A method that needs rows encoded in another way (frank-wolfe, or `auto` with curves) is measured on random
+    splits of its own.
     A model trained on a portion of the rows is a little less accurate than one trained on all rows.
     The squared error of a row is clipped at the square of the label's range.
     Source: privacy/README.md, "Scores and errors".
@@ -364,18 +365,19 @@ def _measure_each_split(
     session: Session, source: Source, n_test: int, runs: Sequence[_Run], splits: int, report: Progress
 ) -> tuple[ComparisonEntry, ...]:
     planned = [(run, run.decided.plan) for run in runs if run.decided.plan is not None]
-    norms = dict.fromkeys(plan.norm for _, plan in planned)
+    changes = {plan.encoder_change: plan.problem for _, plan in planned}
     majority = []
     for number in range(splits):
         with session.discarded():
-            # rows that are bounded in another way are dealt out once more
+            # rows that are encoded in another way are dealt out once more
             split = {
-                norm: Split(session, source.with_norm(norm), planned[0][1].problem, n_test) for norm in norms
+                change: Split(session, source.changed(change), problem, n_test)
+                for change, problem in changes.items()
             }
             majority += next(iter(split.values())).majority()
             for place, (run, plan) in enumerate(planned):
                 report("models", number * len(planned) + place, splits * len(planned))
-                value, passes, seconds = split[plan.norm].measure(plan)
+                value, passes, seconds = split[plan.encoder_change].measure(plan)
                 run.values.append(value)
                 run.passes.append(passes)
                 run.seconds.append(seconds)

@@ -43,7 +43,15 @@ def charged_problem(
 def problem_of(source: Source, n_units: int, data: DataSpec) -> Problem:
     """The public numbers of a resolved table of n_units units."""
     outputs = len(data.label.classes) if data.label.classes is not None else 1
-    return Problem(n_units, source.n_features, outputs, data.label.task, source.unit, data.max_rows_per_unit)
+    return Problem(
+        n_units,
+        source.n_features,
+        outputs,
+        data.label.task,
+        source.unit,
+        data.max_rows_per_unit,
+        most_pieces=tuple(most for most in source.most_pieces if most),
+    )
 
 
 def plan_problem(problem: Problem, privacy: PrivacySpec | None, training: TrainSpec) -> Plan:

@@ -86,7 +86,7 @@ def score_on_public_rows(
         raise SpecError(f"no row of public table {visible(data.table)} has a declared label: {because}")
     n_trained = n_units - n_scored
     plans = plan_candidates(source, (n_trained,) * len(grid.candidates), data, privacy, grid, budget)
-    source = source.with_norm(plans[0].norm)
+    source = source.changed(plans[0].encoder_change)
     report("pack", 0, 1)
     start_run(session)
     trained, scored = pack_portions(session, source, (n_trained, n_scored))

@@ -219,7 +219,7 @@ def train_model(
             registry.require_role(session, owner, "owner")
         if decided.guarantee is None:
             registry.require_new_name(session, name)
-        return resolved.with_norm(decided.norm), decided
+        return resolved.changed(decided.encoder_change), decided
 
     def charge(session: Session, begun: tuple[Source, Plan]) -> charging.Charged:
         assert privacy is not None

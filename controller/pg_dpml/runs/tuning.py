@@ -217,7 +217,7 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     assert len(guarantees) == len(plans)  # privacy is not None
     used = sizes[-1] * data.max_rows_per_unit
     return _Tuning(
-        source=source.with_norm(plans[0].norm),
+        source=source.changed(plans[0].encoder_change),
         data=data,
         grid=grid,
         name=name,

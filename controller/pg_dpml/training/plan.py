@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from pg_dpml.blocks.source import EncoderChange
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.cost import Accounting
@@ -55,6 +56,10 @@ class Problem:
     budget : Accounting or None
         How the budget adds up that a run is charged to; None: none, or the run is charged by its epsilon and
         delta alone.
+    most_pieces : tuple of int
+        For each numeric column without a curve, the most pieces of one that a method may give it, at least 2.
+    pieces : int
+        Pieces of the curves that the method gives them, where that many fit; below 2: it gives none.
     """
 
     n_units: int
@@ -64,6 +69,13 @@ class Problem:
     unit: str | None = None
     max_rows_per_unit: int = 1
     budget: Accounting | None = None
+    most_pieces: tuple[int, ...] = ()
+    pieces: int = 0
+
+    def curved(self, pieces: int) -> Problem:
+        """The same problem with curves of so many pieces, at least 2, which have a feature for each knot."""
+        added = sum(min(pieces, most) + 1 for most in self.most_pieces)
+        return replace(self, n_features=self.n_features + added, most_pieces=(), pieces=pieces)
 
     @property
     def n_weights(self) -> int:
@@ -129,6 +141,11 @@ class Plan(ABC):
     def private(self) -> bool:
         """False for baselines."""
         return self.guarantee is not None
+
+    @property
+    def encoder_change(self) -> EncoderChange:
+        """How rows must be encoded for it."""
+        return EncoderChange(self.norm, self.problem.pieces)
 
     def require_room(self, session: Session, source: Source) -> None:  # noqa: B027
         """Refuse, before a charge, a run that the server has not enough memory for; most runs need none.
