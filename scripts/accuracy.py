@@ -317,35 +317,14 @@ def split(connection: psycopg.Connection[Any], number: int) -> None:
         connection.execute(f"VACUUM ANALYZE {table}")
 
 
-def measure(dsn: str, data: DataSet, run: Run, name: str) -> float:
-    """One model by the public interface: its figure on test_rows."""
+def measure(dsn: str, data: DataSet, run: Run, name: str) -> tuple[float, float | None]:
+    """One model by the public interface: its figure on test_rows, and the area under the curve, if any."""
     pg_dpml.train(dsn, data.spec, run.privacy, run.spec, name=name)
     found = pg_dpml.evaluate(dsn, name, "test_rows", public=True)
     value = found.r_squared if data.spec.label.task == "regression" else found.accuracy
     if value is None:
         raise SpecError(f"{data.name}: the test rows have no figure")
-    return value * data.unit
-
-
-def scores(connection: psycopg.Connection[Any], name: str) -> tuple[Any, Any]:
-    """Of the test rows with a label: whether they are in the second class, and their decision values."""
-    cursor = connection.execute(
-        "SELECT dpml.label(%(name)s, t) = m.classes[2], dpml.predict_value(%(name)s, t) "
-        "FROM test_rows AS t, dpml.models AS m "
-        "WHERE m.name = %(name)s AND dpml.label(%(name)s, t) IS NOT NULL",
-        {"name": name},
-    )
-    positive, score = (np.array(column) for column in zip(*cursor.fetchall(), strict=True))
-    return positive, score
-
-
-def area_under_curve(positive: Any, score: Any) -> float:
-    """Share of the pairs of rows of different classes that their scores rank rightly; ties count half."""
-    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]  # equal scores share the mean of their ranks
-    n_positive = int(positive.sum())
-    above = ranks[positive].sum() - n_positive * (n_positive + 1) / 2.0
-    return float(above / (n_positive * (len(positive) - n_positive)))
+    return value * data.unit, found.auc
 
 
 def figures(dsn: str, sets: Sequence[DataSet], folder: Path, *, quick: bool) -> Iterator[Figure]:
@@ -361,9 +340,10 @@ def figures(dsn: str, sets: Sequence[DataSet], folder: Path, *, quick: bool) -> 
                 split(connection, number)
                 for position, figure in enumerate(found):
                     name = f"{data.name}_{number}_{position}"
-                    figure.values.append(measure(dsn, data, figure.run, name))
-                    if data.spec.label.task == "binary":
-                        figure.aucs.append(area_under_curve(*scores(connection, name)))
+                    value, auc = measure(dsn, data, figure.run, name)
+                    figure.values.append(value)
+                    if auc is not None:
+                        figure.aucs.append(auc)
                 last = ", ".join(f"{figure.run.title} {figure.values[-1]:.4g}" for figure in found)
                 log.print(f"{data.title}: split {number} of {splits}: {last}")
             yield from found

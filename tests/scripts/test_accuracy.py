@@ -159,20 +159,6 @@ def test_a_file_completes_its_base(tiny: Path) -> None:
     assert accuracy.main(["--only", "more", "--quick"], tiny) == 0
 
 
-@pytest.mark.parametrize(
-    ("positive", "score", "area"),
-    [
-        ([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.4], 1.0),
-        ([1, 1, 0, 0], [0.1, 0.2, 0.3, 0.4], 0.0),
-        ([0, 1, 0, 1], [0.5, 0.5, 0.5, 0.5], 0.5),
-        ([0, 1, 0, 1, 1], [0.1, 0.1, 0.3, 0.4, 0.2], 3.5 / 6),
-    ],
-)
-def test_area_under_the_curve(positive: list[int], score: list[float], area: float) -> None:
-    """The share of pairs in the right order, ties counted half."""
-    assert accuracy.area_under_curve(np.array(positive, dtype=bool), np.array(score)) == pytest.approx(area)
-
-
 def test_a_misspelt_option_of_a_run_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (tiny / "tiny.toml").read_text(encoding="utf-8")
     (tiny / "tiny.toml").write_text(
