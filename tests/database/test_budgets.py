@@ -30,6 +30,7 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session
 from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
 from pg_dpml.ledger import budgets, charging, claims, opening, terms
+from pg_dpml.privacy import resolution
 from pg_dpml.privacy.cost import Cost, epsilon_of, limit_of
 from pg_dpml.privacy.gaussian import gaussian_delta, gaussian_mu
 from pg_dpml.privacy.guarantee import Guarantee
@@ -295,6 +296,25 @@ def test_a_noisy_error_takes_the_noise_that_costs_less(database: str, connection
     assert scalar(connection, mechanism) == "gaussian"
     loss = float(scalar(connection, "SELECT loss FROM dpml.budget_entries ORDER BY turn DESC LIMIT 1"))
     assert loss == pytest.approx(gaussian_mu(0.1, 1e-7) ** 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["basic", "zcdp", "gdp"])
+def test_the_default_delta_of_a_noisy_error_is_what_costs_its_budget_less(
+    database: str, connection: psycopg.Connection, rule: str
+) -> None:
+    open_budget(database, "3", "1e-4", rule, tables=("people",))
+    train(database, "m")
+    found = pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.2)).error
+    assert found is not None
+    exact = resolution.sampler_delta(1)
+    assert found.guarantee.delta == (exact if rule == "basic" else found.n_rows**-2.0)
+    mechanism = "SELECT mechanism ->> 'kind' FROM dpml.ledger ORDER BY id DESC LIMIT 1"
+    assert scalar(connection, mechanism) == ("k-norm" if rule == "basic" else "gaussian")
+    without = pg_dpml.evaluate(database, "m", "people", privacy=PrivacySpec(0.2, 0.0)).error
+    assert without is not None
+    assert without.guarantee.delta == exact
+    losses = [float(entry.loss) for entry in entries(database)[-2:]]
+    assert losses[0] == losses[1] if rule == "basic" else losses[0] < 0.5 * losses[1]
 
 
 # What one run may be

@@ -85,7 +85,8 @@ def evaluate(
         Exact figures of private rows, for their owner alone: they are **not private**.
     privacy : PrivacySpec or None
         Release one noisy error of private rows and charge it. A `delta` of None is 0, since
-        one number needs the least noise without it. Units of privacy are the model's.
+        one number needs the least noise without it; but 1 / n^2 for n rows where a budget adds up by the
+        rules gdp and zcdp, which charge much more for noise without delta. Units of privacy are the model's.
     clip : float or None
         Regression with `privacy`: public bound on one row's squared error, in (0, inf); None
         for the largest possible one, which clips nothing.

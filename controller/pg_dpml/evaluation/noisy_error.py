@@ -25,6 +25,7 @@ from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.names import shown
 from pg_dpml.privacy import resolution
 from pg_dpml.privacy.choice import choose_noise
+from pg_dpml.privacy.cost import Accounting
 from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.privacy.noise import sums
 from pg_dpml.privacy.noise.output import ReleaseNoise
@@ -169,8 +170,8 @@ def _plan(
     unit, most = trained.unit, trained.max_rows_per_unit
     require_columns(model, table, [model.encoder["label"]["name"]] + ([unit] if unit else []))
     _require_public_rows(model, table, unit, definition_is_public)
-    delta = privacy.delta or 0.0
-    guarantee = Guarantee(privacy.epsilon, delta or resolution.sampler_delta(1), privacy.relation, unit, most)
+    budget = charging.accounting_of(session, table, dataset)
+    guarantee = Guarantee(privacy.epsilon, 0.0, privacy.relation, unit, most)
     n_rows = _count(session, table, guarantee)
     if n_rows == 0:
         raise SpecError(f"table {shown(table.name)} has no rows")
@@ -181,7 +182,8 @@ def _plan(
             f"the errors of {n_rows:,} rows could add up to more than float64 counts: evaluate on a sample "
             f"of at most {(MOST_SUM - 1) // units:,}"
         )
-    budget = charging.accounting_of(session, table, dataset)
+    delta = _delta(privacy, budget, n_rows)
+    guarantee = replace(guarantee, delta=delta or resolution.sampler_delta(1))
 
     def noise_at(epsilon: float) -> ReleaseNoise:
         kind = choose_noise(budget, epsilon, delta, 1, privacy.relation).kind
@@ -205,6 +207,13 @@ def _plan(
     )
     session.require_readable(_sum(release), failed, {"model": model.name})
     return release
+
+
+def _delta(privacy: PrivacySpec, budget: Accounting | None, n_rows: int) -> float:
+    """The delta asked for; by default the one whose noise costs the budget least, of 0 and 1/n^2."""
+    if privacy.delta is None and (budget is None or budget.rule == "basic"):
+        return 0.0
+    return privacy.delta_for(n_rows)
 
 
 def _require_public_rows(
