@@ -9,7 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
@@ -160,24 +160,40 @@ def test_drop_keeps_the_charge(dpml: Dpml, database: str, connection: psycopg.Co
     assert scalar(connection, "SELECT model FROM dpml.ledger WHERE id = %s", model.charge) == "doomed"
 
 
-@pytest.mark.parametrize(("answer", "left", "code"), [(b"n\n", 1, 1), (b"y\n", 0, 0)])
-def test_drop_asks_on_a_terminal(
-    database: str, connection: psycopg.Connection, answer: bytes, left: int, code: int
-) -> None:
-    pg_dpml.train(database, people.spec(), None, PLAIN, name="doomed")
+def on_a_terminal(arguments: Sequence[str], answer: bytes) -> tuple[int, bytes]:
+    """Exit code and stderr of a command that reads an answer from a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "drop", "doomed", "--dsn", database],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [*COMMAND, *arguments], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     os.close(theirs)
     os.write(ours, answer)
     _, shown = process.communicate(timeout=60)
     os.close(ours)
+    return process.returncode, shown
+
+
+@pytest.mark.parametrize(("answer", "entries", "code"), [(b"n\n", 0, 1), (b"y\n", 1, 0)])
+def test_closing_a_budget_asks_on_a_terminal(
+    dpml: Dpml, database: str, connection: psycopg.Connection, answer: bytes, entries: int, code: int
+) -> None:
+    name = f"asked {code}"
+    good(dpml("budget", "open", name, "--epsilon", "1", "--delta", "1e-6"))
+    found, shown = on_a_terminal(["budget", "close", name, "--dsn", database], answer)
+    assert f"Close budget {name} for good".encode() in shown
+    assert found == code
+    query = "SELECT count(*) FROM dpml.budget_entries WHERE dataset = %s"
+    assert scalar(connection, query, name) == entries  # closing is an entry
+
+
+@pytest.mark.parametrize(("answer", "left", "code"), [(b"n\n", 1, 1), (b"y\n", 0, 0)])
+def test_drop_asks_on_a_terminal(
+    database: str, connection: psycopg.Connection, answer: bytes, left: int, code: int
+) -> None:
+    pg_dpml.train(database, people.spec(), None, PLAIN, name="doomed")
+    found, shown = on_a_terminal(["drop", "doomed", "--dsn", database], answer)
     assert b"Delete model doomed?" in shown
-    assert process.returncode == code
+    assert found == code
     query = "WITH d AS (DELETE FROM dpml.models WHERE name = 'doomed' RETURNING 1) SELECT count(*) FROM d"
     assert scalar(connection, query) == left
 

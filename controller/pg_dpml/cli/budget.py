@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,6 +14,7 @@ import typer
 
 import pg_dpml
 from pg_dpml.cli.framework import Output, app, command, decimal, optional_decimal
+from pg_dpml.cli.progress import pause
 from pg_dpml.database.session import Session
 from pg_dpml.ledger import budgets, claims, opening, runs_left, terms
 from pg_dpml.names import shown, visible
@@ -123,9 +125,17 @@ def _terms_text(terms: Mapping[str, Any]) -> str:
 
 
 @partial(command, to=group)
-def close(dataset: DataSet, output: Output) -> None:
-    """Close a budget: nothing more is charged to it."""
+def close(
+    dataset: DataSet,
+    output: Output,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Close a budget: nothing more is charged to it. On a terminal it asks first."""
     with output.session() as session:
+        if not yes and sys.stdin is not None and sys.stdin.isatty():
+            pause()
+            question = f"Close budget {shown(dataset)} for good, so that its tables cannot be trained on?"
+            typer.confirm(question, abort=True, err=True)
         state = _State.of(session, budgets.close_budget(session, dataset))
     output.print(state.text, state.record)
 
