@@ -180,7 +180,7 @@ def test_closing_a_budget_asks_on_a_terminal(
     name = f"asked {code}"
     good(dpml("budget", "open", name, "--epsilon", "1", "--delta", "1e-6"))
     found, shown = on_a_terminal(["budget", "close", name, "--dsn", database], answer)
-    assert f"Close budget {name} for good".encode() in shown
+    assert f'Close budget "{name}" for good'.encode() in shown
     assert found == code
     query = "SELECT count(*) FROM dpml.budget_entries WHERE dataset = %s"
     assert scalar(connection, query, name) == entries  # closing is an entry
