@@ -152,6 +152,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(("task", "training"), METHODS, ids=lambda value: getattr(value, "method", value))
 def test_sql_expression_and_predict_agree(
     connection: psycopg.Connection, database: str, clean: None, task: str, training: TrainSpec

@@ -395,6 +395,7 @@ def test_sparse_rows(database: str, spy: Spy, method: str) -> None:
     )
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd", "sufficient-statistics"])
 @pytest.mark.parametrize("task", people.LABELS)
 @pytest.mark.parametrize("table", ["nobody", "hermit"])

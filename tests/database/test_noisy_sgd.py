@@ -282,6 +282,7 @@ def test_both_samplers_have_one_distribution(database: str, monkeypatch: pytest.
     assert np.all((ratio > 0.4) & (ratio < 2.5))
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("block", ["min", "max"])
 @pytest.mark.parametrize("spec", ["people", "visits"])
 @pytest.mark.parametrize("form", ["in memory", "sorted"])

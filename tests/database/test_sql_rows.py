@@ -86,6 +86,7 @@ NUMBER_CASES = [
 ]
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(("sql", "value"), NUMBER_CASES, ids=str)
 @pytest.mark.parametrize("norm", ["normalize", "clip", "clip_values"])
 def test_numbers(connection: psycopg.Connection, sql: str, value: float | None, norm: str) -> None:

@@ -394,6 +394,7 @@ def test_tiny_tables(
     connection.execute("DROP TABLE tiny")
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_every_method_trains_on_few_rows(database: str, connection: psycopg.Connection, n: int) -> None:
     create_people(connection, make_people(n), "tiny")

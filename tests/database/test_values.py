@@ -273,6 +273,7 @@ def odd(database: str) -> Iterator[Odd]:
 # What a check counts is what the encoder does
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_are_counted_as_they_are_encoded(odd: Odd, name: str) -> None:
     column, check = NUMBERS[name], odd.checks[name]
