@@ -320,7 +320,7 @@ def _run(
     report = progress or (lambda phase, done, total: None)
     report("pack", 0, 1)
     start_run(session)
-    packed = pack(session, source)
+    packed = pack(session, source, ordered=decided.needs_order)
     report("pack", 1, 1)
     result = run_method(Job(Blocks(session, source, packed), decided, report))
     return released_model(session, source, decided, data, name, charge, result, tuning, owner), result.passes
