@@ -384,7 +384,7 @@ def test_an_install_outside_of_the_server_s_folders() -> None:
             Path(folders["PKGLIBDIR"], "pg_dpml.so").unlink()
             for path in Path(folders["SHAREDIR"], "extension").glob("pg_dpml*"):
                 path.unlink()
-            with pytest.raises(psycopg.errors.UndefinedFile, match="pg_dpml.control"):
+            with pytest.raises(psycopg.errors.UndefinedFile, match=r"pg_dpml\.control"):
                 connection.execute("CREATE EXTENSION pg_dpml")
             # As docs/install.md says.
             connection.execute(
