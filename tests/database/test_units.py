@@ -63,7 +63,7 @@ def packed(database: str, data: DataSpec, *, again: bool = False, ordered: bool 
 def ids(blocks: list[replay.Block]) -> npt.NDArray[np.int64]:
     """Of rows whose one feature is the id, which the encoder brings to [-1, 1], beside the intercept."""
     values = np.concatenate([block.values for block in blocks])
-    return np.rint((values[:, 0] / values[:, 1] + 1.0) / 2.0 * ROWS).astype(np.int64)
+    return np.asarray(np.rint((values[:, 0] / values[:, 1] + 1.0) / 2.0 * ROWS), np.int64)
 
 
 @pytest.mark.parametrize("how", [{}, {"again": True}, {"ordered": False}])
