@@ -22,6 +22,7 @@ from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import resolve
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
+from pg_dpml.runs.train import start_run
 
 PRIVACY = PrivacySpec(10.0, 1e-6)
 ROWS = 1200
@@ -135,6 +136,29 @@ def test_rows_without_an_order_are_the_same_rows(database: str, visits: str) -> 
     below = plans[packing.gathered].partition("Gather")[2]
     assert "encode(" in below
     assert "pack(" not in below
+
+
+def test_workers_share_wide_rows(database: str, connection: psycopg.Connection) -> None:
+    """Blocks that are stored out of line lie on several pages, and a pass over them has workers."""
+    connection.execute(
+        "CREATE TABLE wide AS SELECT i % 2 AS y, array_fill(i / 6000.0::float4, ARRAY[1200]) AS x "
+        "FROM generate_series(1, 6000) AS i"
+    )
+    data = DataSpec(
+        "wide", Label("y", positive="1"), (Column("x", lower=-1, upper=1, length=1200),), intercept=False
+    )
+    with Database(database).session("REPEATABLE READ") as session:
+        start_run(session)
+        found = pack(session, resolve(session, data), ordered=False)
+        pages = "SELECT count(DISTINCT (b.ctid::text::point)[0]), count(*) FROM {} AS b"
+        (n_pages, n_blocks) = session.fetch_one(sql.SQL(pages).format(found.blocks))
+        query = sql.SQL("EXPLAIN SELECT dpml.gram(b.block) FROM {} AS b").format(found.blocks)
+        plan = "\n".join(line for (line,) in session.fetch(query))
+        session.driver.rollback()
+    connection.execute("DROP TABLE wide")
+    assert n_blocks == found.n_blocks == 28
+    assert 1 < n_pages < n_blocks
+    assert "Partial Aggregate" in plan
 
 
 def test_units_are_counted(database: str, visits: str) -> None:

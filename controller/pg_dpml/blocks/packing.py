@@ -37,6 +37,9 @@ __all__ = [
 LARGEST_BLOCK_BYTES = 2**30 - 2**16
 """Largest value that PostgreSQL stores, less room for its header."""
 
+MOST_WORKERS = 1024
+"""Of a pass over blocks that are stored out of line; the server's own limits come before."""
+
 
 @dataclass(frozen=True)
 class PackedRows:
@@ -83,10 +86,12 @@ def store_blocks(
             "CREATE UNLOGGED TABLE {} (block_no, block) WITH (fillfactor = 10, toast_tuple_target = 8160) AS "
         )
     else:
+        # The table itself holds pointers and is tiny: it is spread over pages, which workers of a pass share.
         session.execute(
-            sql.SQL("CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL)").format(
-                blocks
-            )
+            sql.SQL(
+                "CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL) "
+                "WITH (fillfactor = 10, parallel_workers = {})"
+            ).format(blocks, sql.Literal(MOST_WORKERS))
         )
         session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(blocks))
         statement = sql.SQL("INSERT INTO {} (block_no, block) ")

@@ -328,11 +328,12 @@ def _run(
 
 def start_run(session: Session) -> None:
     """Settings of a run's transaction."""
-    for setting in (
-        "synchronize_seqscans",
-        "jit",
-    ):  # blocks must arrive in order; passes are too short for jit
-        session.execute(sql.SQL("SET LOCAL {} = off").format(sql.Identifier(setting)))
+    for setting, value in (
+        ("synchronize_seqscans", "off"),  # blocks must arrive in order
+        ("jit", "off"),  # passes are too short for it
+        ("parallel_setup_cost", "0"),  # a block is much more work than the planner takes a row for
+    ):
+        session.execute(sql.SQL("SET LOCAL {} = {}").format(sql.Identifier(setting), sql.SQL(value)))
 
 
 def released_model(
