@@ -19,62 +19,67 @@ ROWS_OF_BLOCK = 1000
 
 Floats = npt.NDArray[np.float64]
 
-# One row of COPY's binary format: every array has FEATURES elements, so all rows have one size.
 _ELEMENT = np.dtype([("bytes", ">i4"), ("value", ">f8")])
-_COPY_ROW = np.dtype(
-    [
-        ("fields", ">i2"),
-        ("x_bytes", ">i4"),
-        ("array", ">i4", 5),  # dimensions, whether there are nulls, element type, length, lower index
-        ("x", _ELEMENT, FEATURES),
-        ("y_bytes", ">i4"),
-        ("y", ">f8"),
-    ]
-)
 _FLOAT8 = 701
-_EMPTY_ROW = np.zeros((), _COPY_ROW)
-_EMPTY_ROW["fields"], _EMPTY_ROW["x_bytes"] = 2, 20 + FEATURES * _ELEMENT.itemsize
-_EMPTY_ROW["array"], _EMPTY_ROW["x"]["bytes"], _EMPTY_ROW["y_bytes"] = (1, 0, _FLOAT8, FEATURES, 1), 8, 8
 _COPY_START = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
 
 
-def make_rows(n_rows: int) -> tuple[Floats, Floats]:
+def _copy_row(n_features: int) -> npt.NDArray[np.void]:
+    """One row of COPY's binary format: every array has so many elements, so all rows have one size."""
+    fields = np.dtype(
+        [
+            ("fields", ">i2"),
+            ("x_bytes", ">i4"),
+            ("array", ">i4", 5),  # dimensions, whether there are nulls, element type, length, lower index
+            ("x", _ELEMENT, n_features),
+            ("y_bytes", ">i4"),
+            ("y", ">f8"),
+        ]
+    )
+    row = np.zeros((), fields)
+    row["fields"], row["x_bytes"] = 2, 20 + n_features * _ELEMENT.itemsize
+    row["array"], row["x"]["bytes"], row["y_bytes"] = (1, 0, _FLOAT8, n_features, 1), 8, 8
+    return row
+
+
+def make_rows(n_rows: int, n_features: int = FEATURES) -> tuple[Floats, Floats]:
     """Random rows of norm 1, and labels that a linear model gets right in about nine of ten cases."""
     random = np.random.default_rng(2012)
-    x = random.standard_normal((n_rows, FEATURES))
+    x = random.standard_normal((n_rows, n_features))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     noise = 0.3 * random.standard_normal(n_rows)
-    return x, np.where(x @ random.standard_normal(FEATURES) + noise > 0.0, 1.0, -1.0)
+    return x, np.where(x @ random.standard_normal(n_features) + noise > 0.0, 1.0, -1.0)
 
 
-def copy_in(connection: psycopg.Connection[Any], x: Floats, y: Floats) -> None:
-    """Table `source`, frozen and all-visible from the start."""
+def copy_in(connection: psycopg.Connection[Any], x: Floats, y: Floats, table: str = "source") -> None:
+    """A new table of these rows, frozen and all-visible from the start."""
+    row, rows_at_a_time = _copy_row(x.shape[1]), 2_500_000 // x.shape[1]
     with connection.transaction(), connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE source (x float8[] NOT NULL, y float8 NOT NULL)")
-        with cursor.copy("COPY source FROM STDIN (FORMAT binary, FREEZE)") as copy:
+        cursor.execute(f"CREATE TABLE {table} (x float8[] NOT NULL, y float8 NOT NULL)".encode())
+        with cursor.copy(f"COPY {table} FROM STDIN (FORMAT binary, FREEZE)".encode()) as copy:
             copy.write(_COPY_START)
-            for start in range(0, len(y), 50_000):
-                part = slice(start, start + 50_000)
-                records = np.full(len(y[part]), _EMPTY_ROW)
+            for start in range(0, len(y), rows_at_a_time):
+                part = slice(start, start + rows_at_a_time)
+                records = np.full(len(y[part]), row)
                 records["x"]["value"] = x[part]
                 records["y"] = y[part]
                 copy.write(records.tobytes())
             copy.write(_COPY_END)
-    connection.execute("VACUUM (FREEZE, ANALYZE) source")
+    connection.execute(f"VACUUM (FREEZE, ANALYZE) {table}".encode())
 
 
 def copy_out(connection: psycopg.Connection[Any], n_rows: int) -> tuple[Floats, Floats]:
     """Table `source` as arrays, by the fastest way there is."""
     with connection.cursor().copy("COPY source TO STDOUT (FORMAT binary)") as copy:
         raw = b"".join(copy)
-    records = np.frombuffer(raw, _COPY_ROW, n_rows, len(_COPY_START))
+    records = np.frombuffer(raw, _copy_row(FEATURES).dtype, n_rows, len(_COPY_START))
     return records["x"]["value"].astype(np.float64), records["y"].astype(np.float64)
 
 
-def spec(table: str = "source") -> DataSpec:
-    """The rows as they are: 50 features, no intercept."""
-    x = Column("x", lower=-1.0, upper=1.0, length=FEATURES)
+def spec(table: str = "source", n_features: int = FEATURES) -> DataSpec:
+    """The rows as they are: so many features, no intercept."""
+    x = Column("x", lower=-1.0, upper=1.0, length=n_features)
     return DataSpec(table, Label("y", positive="1", negative="-1"), (x,), intercept=False)
 
 

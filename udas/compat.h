@@ -16,6 +16,11 @@
 #include "varatt.h"
 #endif
 
+/* From 18 on a module has a name and a version, which pg_get_loaded_modules() lists. */
+#ifndef PG_MODULE_MAGIC_EXT
+#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
+#endif
+
 /* From 18 on; 15 to 17 have pg_attribute_noreturn(), which goes last. */
 #ifndef pg_noreturn
 #define pg_noreturn __attribute__((noreturn))

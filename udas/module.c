@@ -16,7 +16,7 @@
 #error "define DPML_VERSION, the default_version of pg_dpml.control"
 #endif
 
-PG_MODULE_MAGIC;
+PG_MODULE_MAGIC_EXT(.name = "pg_dpml", .version = DPML_VERSION);
 
 DPML_FUNCTION(dpml_module_version);
 DPML_FUNCTION(dpml_require_autocommit);

@@ -143,7 +143,10 @@ same_sums(const DpmlSums *a, const DpmlSums *b)
 			   (Size) a->n_weights * sizeof(double) + (Size) a->source_size) == 0;
 }
 
-/* Add the second state to the first one, in place. */
+/*
+ * Add the second state to the first one, in place.  The second is neither changed nor kept: a planner may pass it to
+ * several groups.  Where it is the result, the executor copies it, as it does any result in memory that is not its own.
+ */
 Datum
 dpml_sums_combine(FunctionCallInfo fcinfo, DpmlSumsKind kind)
 {

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import neighbours
+from kernel_job import KernelJob
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import LOSS_KINDS, has_probability
 from pg_dpml.spec.privacy import PrivacySpec
@@ -115,6 +119,25 @@ def test_examples_are_plans(method: str) -> None:
     wrong = None if chosen.private else PrivacySpec(1.0)
     with pytest.raises(SpecError, match="needs epsilon" if chosen.private else "is not private"):
         decide(PROBLEMS[example.task], wrong, spec)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_need_an_order_just_where_passes_are_not_sums(method: str) -> None:
+    """What asks the packed rows for sums alone needs no order; other passes are statements of the session."""
+    x, y = np.random.default_rng(3).uniform(-0.1, 0.1, (60, 4)), np.tile([0.0, 1.0], 30)
+    chosen = methods()[method]
+    for example in chosen.examples:
+        problem = Problem(60, 4, 2 if example.task == "multiclass" else 1, example.task)
+        privacy = PrivacySpec(1.0, 1e-6) if chosen.private else None
+        plan = decide(problem, privacy, TrainSpec(method, **example.options))
+        labels = 2.0 * y - 1.0 if example.task == "binary" else y
+        job: Any = KernelJob(plan, neighbours.pack("dense", x, labels, None, [30, 60]))
+        job.blocks.source = SimpleNamespace(encoder={"intercept": True})
+        if plan.needs_order:
+            with pytest.raises(AttributeError, match="'KernelBlocks' object has no attribute"):
+                plan.run(job)
+        else:
+            assert plan.run(job).weights.shape == (problem.n_weights,)
 
 
 @pytest.mark.parametrize("method", METHODS)

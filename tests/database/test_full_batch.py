@@ -278,7 +278,7 @@ def test_whitened_rows_are_no_longer_than_one(database: str, spy: Spy) -> None:
 def test_workers_pack_and_whiten_the_same_rows(
     database: str, connection: psycopg.Connection, spy: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of packed rows stays random, and their blocks in the order of their numbers."""
+    """The packed rows are the same, without a sort, and their blocks in the order of their numbers."""
     store = packing.store_blocks
     plans: list[str] = []
     places: list[list[Any]] = []
@@ -296,13 +296,14 @@ def test_workers_pack_and_whiten_the_same_rows(
     connection.execute("ANALYZE many")
     settings = {"parallel_setup_cost": 0, "parallel_tuple_cost": 0, "min_parallel_table_scan_size": 0}
     looks: list[tuple[FloatArray, FloatArray]] = []
-    for workers in (0, 2, 2):
+    for workers in (0, 2):
         options = " ".join(f"-c {key}={value}" for key, value in settings.items())
         dsn = f"{database} options='{options} -c max_parallel_workers_per_gather={workers}'"
         training = TrainSpec(method="whitened-dp-gd", passes=2)
         pg_dpml.train(dsn, people.spec(table="many"), GENEROUS, training, name=f"m{len(looks)}")
         packed, whitening = plans[-2:]
         assert ("Gather" in packed, "Gather" in whitening) == (workers > 0, workers > 0)
+        assert "Sort" not in packed + whitening
         assert places[-2] == list(range(len(places[-2])))
         assert sorted(places[-1]) == places[-2]
         assert spy.before is not None
@@ -313,12 +314,10 @@ def test_workers_pack_and_whiten_the_same_rows(
     connection.execute("DROP TABLE many")
     together = [np.column_stack(look) for look in looks]
     for one in together[1:]:
-        assert not np.array_equal(one, together[0])
         np.testing.assert_array_equal(
             np.sort(one.view([("", float)] * one.shape[1]).ravel()),
             np.sort(together[0].view([("", float)] * one.shape[1]).ravel()),
         )
-    assert not np.array_equal(together[1], together[2])
 
 
 def test_every_release_has_its_noise(database: str, spy: Spy) -> None:

@@ -368,6 +368,41 @@ def test_a_wheel_with_a_module_needs_no_compiler(server: EmbeddedServer, sdist: 
     assert Path(paths["SHAREDIR"], "extension", f"pg_dpml--{now}.sql").is_file()
 
 
+@pytest.mark.slow
+def test_an_install_outside_of_the_server_s_folders() -> None:
+    """PostgreSQL 18 finds it by two settings, in a folder that its administrator need not own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dpml-test-", dir="/var/tmp") as place,
+        EmbeddedServer(major=18) as server,
+    ):
+        own = Path(place) / "own"
+        extension._pgxs(find_pg_config(18), Sources.find(), Path(place), [f"prefix={own}"])
+        for path in (Path(place), *Path(place).rglob("*")):
+            path.chmod(0o755)
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            folders: dict[str, str] = dict(
+                connection.execute("SELECT name, setting FROM pg_config()").fetchall()
+            )
+            Path(folders["PKGLIBDIR"], "pg_dpml.so").unlink()
+            for path in Path(folders["SHAREDIR"], "extension").glob("pg_dpml*"):
+                path.unlink()
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="is not available"):
+                connection.execute("CREATE EXTENSION pg_dpml")
+            # As docs/install.md says.
+            connection.execute(
+                f"ALTER SYSTEM SET extension_control_path = '{own}/share/postgresql:$system'".encode()
+            )
+            connection.execute(
+                f"ALTER SYSTEM SET dynamic_library_path = '{own}/lib/postgresql:$libdir'".encode()
+            )
+            connection.execute("SELECT pg_reload_conf()")
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION pg_dpml")
+            assert scalar(connection, "SELECT dpml.module_version()") == Sources.find().version()
+            loaded = "SELECT module_name, version FROM pg_get_loaded_modules() WHERE file_name = 'pg_dpml.so'"
+            assert connection.execute(loaded).fetchall() == [("pg_dpml", Sources.find().version())]
+
+
 # The doctor
 
 

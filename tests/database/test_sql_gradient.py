@@ -385,6 +385,29 @@ def test_states_combine_in_any_grouping(states: States) -> None:
             close(got, expected)
 
 
+def test_a_state_may_be_combined_several_times(states: States, connection: psycopg.Connection) -> None:
+    """A planner may pass one partial state to several groups: it is neither changed nor kept."""
+    parts = [states.make(f"block_no = {i}") for i in range(2)]
+    # First in a row and unpacked, so that its bytes are where the table has them, and not a copy.
+    connection.execute("CREATE TEMP TABLE parts (state bytea, part int)")
+    connection.execute("ALTER TABLE parts ALTER state SET STORAGE PLAIN")
+    connection.execute("INSERT INTO parts VALUES (%s, 0), (%s, 1)", parts)
+    expected = states.join(*parts, *parts)
+    query = "SELECT pg_temp.joined(state) FROM parts, generate_series(1, 4) AS i GROUP BY mod(i, 2)"
+    for setting in ("enable_sort", "enable_hashagg"):
+        connection.execute(f"SET {setting} = off".encode())
+        for group in (0, 1):
+            found = sums(connection, f"SELECT (j).* FROM ({query} OFFSET {group} LIMIT 1) AS g (j)")
+            assert found[2] == expected[2] == 120
+            for got, wanted in zip(found[:2], expected[:2], strict=True):
+                assert (got is None) == (wanted is None)
+                if wanted is not None:
+                    close(got, wanted)
+        connection.execute(f"RESET {setting}".encode())
+    kept = connection.execute("SELECT state FROM parts ORDER BY part").fetchall()
+    assert [bytes(state) for (state,) in kept] == parts
+
+
 def test_forged_states_are_refused(states: States) -> None:
     """A cut or a wrong header is an error by name; any other byte an error or a result, never a crash."""
     good = states.make()

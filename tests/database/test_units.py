@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psycopg
 import pytest
 
@@ -21,6 +22,7 @@ from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import resolve
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
+from pg_dpml.runs.train import start_run
 
 PRIVACY = PrivacySpec(10.0, 1e-6)
 ROWS = 1200
@@ -46,11 +48,11 @@ def spec(**changes: object) -> DataSpec:
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def packed(database: str, data: DataSpec, *, again: bool = False) -> list[replay.Block]:
+def packed(database: str, data: DataSpec, *, again: bool = False, ordered: bool = True) -> list[replay.Block]:
     """The blocks a run would read, in physical order, their numbers checked."""
     with Database(database).session("REPEATABLE READ") as session:
         source = resolve(session, data)
-        found = pack(session, source)
+        found = pack(session, source, ordered=ordered)
         if again:
             found = repack(session, source, found)
         rows = session.fetch(sql.SQL("SELECT block_no, block FROM {}").format(found.blocks))
@@ -59,11 +61,17 @@ def packed(database: str, data: DataSpec, *, again: bool = False) -> list[replay
     return [replay.open_block(block) for _, block in rows]
 
 
-@pytest.mark.parametrize("again", [False, True])
+def ids(blocks: list[replay.Block]) -> npt.NDArray[np.int64]:
+    """Of rows whose one feature is the id, which the encoder brings to [-1, 1], beside the intercept."""
+    values = np.concatenate([block.values for block in blocks])
+    return np.asarray(np.rint((values[:, 0] / values[:, 1] + 1.0) / 2.0 * ROWS), np.int64)
+
+
+@pytest.mark.parametrize("how", [{}, {"again": True}, {"ordered": False}])
 @pytest.mark.parametrize("most", [1, 4, 6, 100])
-def test_rows_of_a_unit_stay_together(database: str, visits: str, most: int, again: bool) -> None:
+def test_rows_of_a_unit_stay_together(database: str, visits: str, most: int, how: dict[str, bool]) -> None:
     """The dose tells the patient's last digit, so a unit's rows show it."""
-    blocks = packed(database, spec(unit="patient", max_rows_per_unit=most), again=again)
+    blocks = packed(database, spec(unit="patient", max_rows_per_unit=most), **how)
     starts = np.concatenate([block.starts for block in blocks if block.starts is not None])
     values = np.concatenate([block.values for block in blocks])
     sizes = np.diff([*np.flatnonzero(starts), len(starts)])
@@ -84,6 +92,73 @@ def test_orders_differ_and_are_uniform_enough(database: str, visits: str) -> Non
         orders.append(np.argsort(values[:, 0] / values[:, 1]))
     for one in (orders[0], orders[1], orders[1][np.argsort(orders[0])]):
         assert abs(np.corrcoef(one, np.arange(ROWS))[0, 1]) < 6 / np.sqrt(ROWS)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_which_rows_of_a_unit_are_used_is_random(database: str, visits: str, ordered: bool) -> None:
+    """Two of six rows, not the same ones twice, and no row by its place or value more often than others."""
+    data = spec(unit="patient", max_rows_per_unit=2, columns=(Column("id", lower=0, upper=ROWS),))
+    used = []
+    for _ in range(2):
+        used.append(ids(packed(database, data, ordered=ordered)))
+    assert len(used[0]) == len(used[1]) == 2 * (PATIENTS - 1) + ROWS // PATIENTS
+    assert set(used[0]) != set(used[1])
+    visits_used = (np.concatenate(used) - 1) // PATIENTS  # of a patient's six, in the table's order
+    counts = np.bincount(visits_used, minlength=6)
+    assert np.all(np.abs(counts - 4 * PATIENTS / 6) < 6 * np.sqrt(4 * PATIENTS / 6))
+
+
+def test_rows_without_an_order_are_the_same_rows(database: str, visits: str) -> None:
+    """They come as the scan finds them, each once; the statement has no sort, and workers may encode."""
+    data = spec(columns=(Column("id", lower=0, upper=ROWS),))
+    everyone = list(range(1, ROWS + 1))
+    assert sorted(ids(packed(database, data))) == everyone
+    assert list(ids(packed(database, data, ordered=False))) == everyone
+    settings = " ".join(
+        f"-c {name}={value}"
+        for name, value in {
+            "parallel_setup_cost": 0,
+            "parallel_tuple_cost": 0,
+            "min_parallel_table_scan_size": 0,
+            "max_parallel_workers_per_gather": 2,
+        }.items()
+    )
+    with Database(f"{database} options='{settings}'").session() as session:
+        source = resolve(session, data)
+        plans = {}
+        for how in (packing.shuffled, packing.gathered):
+            rows = how(source)
+            statement = packing.packing_statement(source, rows.encoded, rows.order)
+            plan = session.fetch(sql.SQL("EXPLAIN (VERBOSE) ") + statement, rows.parameters)
+            plans[how] = "\n".join(line for (line,) in plan)
+    assert "Sort" in plans[packing.shuffled]
+    assert "Sort" not in plans[packing.gathered]
+    below = plans[packing.gathered].partition("Gather")[2]
+    assert "encode(" in below
+    assert "pack(" not in below
+
+
+def test_workers_share_wide_rows(database: str, connection: psycopg.Connection) -> None:
+    """Blocks that are stored out of line lie on several pages, and a pass over them has workers."""
+    connection.execute(
+        "CREATE TABLE wide AS SELECT i % 2 AS y, array_fill(i / 6000.0::float4, ARRAY[1200]) AS x "
+        "FROM generate_series(1, 6000) AS i"
+    )
+    data = DataSpec(
+        "wide", Label("y", positive="1"), (Column("x", lower=-1, upper=1, length=1200),), intercept=False
+    )
+    with Database(database).session("REPEATABLE READ") as session:
+        start_run(session)
+        found = pack(session, resolve(session, data), ordered=False)
+        pages = "SELECT count(DISTINCT (b.ctid::text::point)[0]), count(*) FROM {} AS b"
+        (n_pages, n_blocks) = session.fetch_one(sql.SQL(pages).format(found.blocks))
+        query = sql.SQL("EXPLAIN SELECT dpml.gram(b.block) FROM {} AS b").format(found.blocks)
+        plan = "\n".join(line for (line,) in session.fetch(query))
+        session.driver.rollback()
+    connection.execute("DROP TABLE wide")
+    assert n_blocks == found.n_blocks == 28
+    assert 1 < n_pages < n_blocks
+    assert "Partial Aggregate" in plan
 
 
 def test_units_are_counted(database: str, visits: str) -> None:

@@ -8,12 +8,18 @@
  *		| row 0: columns 0-7 | row 1: columns 0-7 | ... | row 0: columns 8-15 | ...
  *
  * so that a tile of 4 x 8 products is summed over all of them in registers, and
- * xx is touched once.  The last panel is filled up with zeros.  A weight h of a
+ * xx is touched once: X'X by rows taken together, as a product of matrices.  The last panel is filled up with zeros.  A weight h of a
  * row goes in as sqrt(h); rows of weight 0 are left out.
  */
 #include "gram.h"
 
 #include <math.h>
+
+#include "clones.h"
+
+#ifdef DPML_AVX2
+#include <immintrin.h>
+#endif
 
 #include "row.h"
 #include "rowloss.h"
@@ -50,14 +56,10 @@ gather_row(const float *x, int64_t n, double factor, int64_t r, double *panels)
 		}
 }
 
-/* Add the products of GRAM_TILE columns a and GRAM_PANEL columns b of the panels, those on or above the diagonal. */
+/* Sums over the gathered rows of the products of GRAM_TILE columns with GRAM_PANEL columns. */
 DPML_INLINE void
-add_tile(int64_t n, int n_rows, const double *panels, int64_t a, int64_t b, double *xx)
+tile_products(int n_rows, const double *left, const double *right, DpmlLanes sums[GRAM_TILE][2])
 {
-	const double *left = panels + (a / GRAM_PANEL * GRAM_ROWS) * GRAM_PANEL + a % GRAM_PANEL;
-	const double *right = panels + (b / GRAM_PANEL * GRAM_ROWS) * GRAM_PANEL;
-	DpmlLanes	sums[GRAM_TILE][2] = {{{0.0}}};
-
 	for (int r = 0; r < n_rows; r++, left += GRAM_PANEL, right += GRAM_PANEL)
 		for (int i = 0; i < GRAM_TILE; i++)
 		{
@@ -66,6 +68,48 @@ add_tile(int64_t n, int n_rows, const double *panels, int64_t a, int64_t b, doub
 			sums[i][0] += factor * DPML_LOAD(right);
 			sums[i][1] += factor * DPML_LOAD(right + 4);
 		}
+}
+
+/*
+ * The same for factors that are float32 values, by fused multiply-adds where the
+ * machine has them.  Such a product has at most 48 bits, so that one rounding or
+ * two give the same number.
+ */
+#ifdef DPML_AVX2
+__attribute__((target("avx2,fma"))) static void
+tile_products_fma(int n_rows, const double *left, const double *right, DpmlLanes sums[GRAM_TILE][2])
+{
+	__m256d		total[GRAM_TILE][2];
+
+	for (int i = 0; i < GRAM_TILE; i++)
+		total[i][0] = total[i][1] = _mm256_setzero_pd();
+	for (int r = 0; r < n_rows; r++, left += GRAM_PANEL, right += GRAM_PANEL)
+		for (int i = 0; i < GRAM_TILE; i++)
+		{
+			__m256d		factor = _mm256_broadcast_sd(left + i);
+
+			total[i][0] = _mm256_fmadd_pd(factor, _mm256_loadu_pd(right), total[i][0]);
+			total[i][1] = _mm256_fmadd_pd(factor, _mm256_loadu_pd(right + 4), total[i][1]);
+		}
+	for (int i = 0; i < GRAM_TILE; i++)
+		for (int j = 0; j < 2; j++)
+			_mm256_storeu_pd((double *) &sums[i][j], total[i][j]);
+}
+
+static int
+has_fma(void)
+{
+	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#else
+#define tile_products_fma tile_products
+#define has_fma() 0
+#endif
+
+/* Add a tile's sums to xx, those on or above the diagonal. */
+DPML_INLINE void
+add_tile(int64_t n, int64_t a, int64_t b, DpmlLanes sums[GRAM_TILE][2], double *xx)
+{
 	for (int64_t i = 0; i < GRAM_TILE && a + i < n; i++)
 	{
 		double	   *out = xx + triangle_row(n, a + i) - (a + i);
@@ -81,12 +125,25 @@ add_tile(int64_t n, int n_rows, const double *panels, int64_t a, int64_t b, doub
 	}
 }
 
+/* xx += the gathered rows; fma: they are float32 values, of a machine that has it. */
 static DPML_CLONES void
-add_panels(int64_t n, int n_rows, const double *panels, double *xx)
+add_panels(int64_t n, int n_rows, const double *panels, int fma, double *xx)
 {
 	for (int64_t a = 0; a < n; a += GRAM_TILE)
+	{
+		const double *left = panels + a / GRAM_PANEL * GRAM_PANEL * GRAM_ROWS + a % GRAM_PANEL;
+
 		for (int64_t b = a / GRAM_PANEL * GRAM_PANEL; b < n; b += GRAM_PANEL)
-			add_tile(n, n_rows, panels, a, b, xx);
+		{
+			DpmlLanes	sums[GRAM_TILE][2] = {{{0.0}}};
+
+			if (fma)
+				tile_products_fma(n_rows, left, panels + b * GRAM_ROWS, sums);
+			else
+				tile_products(n_rows, left, panels + b * GRAM_ROWS, sums);
+			add_tile(n, a, b, sums, xx);
+		}
+	}
 }
 
 /* xx += h x x' of a sparse row; its columns rise. */
@@ -131,6 +188,7 @@ add_rows(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
 		 int32_t first, int32_t end, double *panels, double *xx, double *xy)
 {
 	int64_t		d = block->n_features;
+	int			fma = loss == NULL && has_fma();
 	int			gathered = 0;
 
 	for (int32_t i = first; i < end; i++)
@@ -150,11 +208,11 @@ add_rows(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
 		gather_row(row.f32, d, sqrt(h), gathered++, panels);
 		if (gathered == GRAM_ROWS)
 		{
-			add_panels(d, gathered, panels, xx);
+			add_panels(d, gathered, panels, fma, xx);
 			gathered = 0;
 		}
 	}
-	add_panels(d, gathered, panels, xx);
+	add_panels(d, gathered, panels, fma, xx);
 }
 
 int64_t

@@ -89,6 +89,7 @@ class Blocks:
                 "FROM {blocks} AS b OFFSET 0) AS g"
             ).format(weights=self._send(weights), blocks=self.packed.blocks),
             {"options": json_parameter(options)},
+            binary=True,
         )
         return GradientSums(
             None if gradient is None else np.asarray(gradient, dtype=np.float64),
@@ -118,6 +119,7 @@ class Blocks:
                 "FROM {blocks} AS b OFFSET 0) AS g"
             ).format(weights=self._send(weights), blocks=self.packed.blocks),
             {"options": json_parameter(options)},
+            binary=True,
         )
         return _symmetric(triangle, len(weights))
 
@@ -127,7 +129,8 @@ class Blocks:
             sql.SQL(
                 "SELECT (g.sums).xx, (g.sums).xy, (g.sums).rows "
                 "FROM (SELECT dpml.gram(b.block) AS sums FROM {blocks} AS b OFFSET 0) AS g"
-            ).format(blocks=self.packed.blocks)
+            ).format(blocks=self.packed.blocks),
+            binary=True,
         )
         d = self.source.n_features
         return GramSums(_symmetric(xx, d), np.zeros(d) if xy is None else np.asarray(xy), rows or 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Packing encoded rows into blocks, in random order."""
+"""Packing encoded rows into blocks: in random order, or as they come where a method needs no order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.kernels import BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, BLOCK_PAGE_BYTES
 
 __all__ = [
+    "EncodedRows",
     "PackedRows",
-    "Shuffled",
     "WorkMemory",
     "fill",
+    "gathered",
     "pack",
     "packing_statement",
     "repack",
@@ -36,10 +37,13 @@ __all__ = [
 LARGEST_BLOCK_BYTES = 2**30 - 2**16
 """Largest value that PostgreSQL stores, less room for its header."""
 
+MOST_WORKERS = 1024
+"""Of a pass over blocks that are stored out of line; the server's own limits come before."""
+
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The run's private copy of the encoded rows, in one random order.
+    """The run's private copy of the encoded rows.
 
     Attributes
     ----------
@@ -58,13 +62,13 @@ class PackedRows:
 _ANY_ORDER = sql.SQL("dpml.random_key()")
 
 
-class Shuffled(NamedTuple):
-    """Encoded rows and a random order to read them in. Source: privacy/README.md, "Randomness"."""
+class EncodedRows(NamedTuple):
+    """Encoded rows and an order to read them in. Source: privacy/README.md, "Randomness"."""
 
     encoded: sql.Composable
     """SELECT of the column `row`, and of the columns of e that `order` and `starts` use."""
-    order: sql.Composable
-    """ORDER BY list."""
+    order: sql.Composable | None
+    """ORDER BY list; None where any order will do."""
     starts: sql.Composable
     """Condition that the row is the first of its unit of privacy in that order."""
     parameters: Mapping[str, Any]
@@ -82,10 +86,12 @@ def store_blocks(
             "CREATE UNLOGGED TABLE {} (block_no, block) WITH (fillfactor = 10, toast_tuple_target = 8160) AS "
         )
     else:
+        # The table itself holds pointers and is tiny: it is spread over pages, which workers of a pass share.
         session.execute(
-            sql.SQL("CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL)").format(
-                blocks
-            )
+            sql.SQL(
+                "CREATE UNLOGGED TABLE {} (block_no integer NOT NULL, block bytea NOT NULL) "
+                "WITH (fillfactor = 10, parallel_workers = {})"
+            ).format(blocks, sql.Literal(MOST_WORKERS))
         )
         session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(blocks))
         statement = sql.SQL("INSERT INTO {} (block_no, block) ")
@@ -107,25 +113,26 @@ def fill(
     session: Session,
     source: Source,
     encoded: sql.Composable,
-    order: sql.Composable,
+    order: sql.Composable | None,
     parameters: Mapping[str, Any],
 ) -> PackedRows:
-    """Sort encoded rows into a random order and pack them into numbered blocks, in physical order."""
+    """Sort encoded rows and pack them into numbered blocks, in physical order."""
     return store_blocks(session, source, packing_statement(source, encoded, order), parameters)
 
 
-def packing_statement(source: Source, encoded: sql.Composable, order: sql.Composable) -> sql.Composed:
-    """The query that packs encoded rows, in the given order, into numbered blocks."""
+def packing_statement(source: Source, encoded: sql.Composable, order: sql.Composable | None) -> sql.Composed:
+    """The query that packs encoded rows, in the given order or as they come, into numbered blocks."""
+    by = sql.SQL("") if order is None else sql.SQL("ORDER BY {}").format(order)
     return sql.SQL(
         "SELECT (pg_catalog.row_number() OVER () - 1)::integer, p.block "
-        "FROM (SELECT dpml.pack(e.row, 2147483647, {block_bytes}) OVER shuffled AS block "
+        "FROM (SELECT dpml.pack(e.row, 2147483647, {block_bytes}) OVER ordered AS block "
         # OFFSET 0: encode first, so that narrow rows are sorted
-        "FROM ({encoded} OFFSET 0) AS e WINDOW shuffled AS (ORDER BY {order})) AS p "
+        "FROM ({encoded} OFFSET 0) AS e WINDOW ordered AS ({by})) AS p "
         "WHERE p.block IS NOT NULL"
-    ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
+    ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, by=by)
 
 
-def shuffled(source: Source) -> Shuffled:
+def shuffled(source: Source) -> EncodedRows:
     """Every row encoded, in a fresh random order.
 
     Notes
@@ -134,33 +141,91 @@ def shuffled(source: Source) -> Shuffled:
     together, under the key of one of them.
     Source: privacy/README.md, "Randomness" and "Unit of privacy".
     """
-    record = record_of(source.encoder, source.table, with_label=True)
-    parameters = {"encoder": json_parameter(source.encoder)}
     if source.unit is None:
-        encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
-        return Shuffled(encoded + from_clause(source), _ANY_ORDER, sql.SQL("true"), parameters)
-    keyed = sql.SQL(
-        "SELECT {record} AS record, {unit} AS unit, dpml.random_key() AS key, dpml.random_key() AS tie "
-    ).format(record=record, unit=sql.Identifier("t", source.unit))
-    encoded = sql.SQL(
-        "SELECT dpml.encode(%(encoder)s, u.record, u.unit IS NULL OR u.place = 1) AS row, u.unit, u.place, "
-        "CASE WHEN u.unit IS NULL THEN u.key ELSE u.unit_key END AS key FROM ("
-        "SELECT k.*, pg_catalog.row_number() OVER own AS place, "
-        "pg_catalog.first_value(k.key) OVER own AS unit_key "
-        "FROM ({keyed} OFFSET 0) AS k WINDOW own AS (PARTITION BY k.unit ORDER BY k.tie)) AS u "
-        "WHERE u.unit IS NULL OR u.place <= {most}"
-    ).format(keyed=keyed + from_clause(source), most=sql.Literal(source.max_rows_per_unit))
-    return Shuffled(
-        encoded,
-        sql.SQL("e.key, e.unit, e.place"),
-        sql.SQL("(e.unit IS NULL OR e.place = 1)"),
-        parameters,
+        return _rows(source, _ANY_ORDER)
+    return _units(
+        source,
+        source.unit,
+        keys=sql.SQL(", dpml.random_key() AS key"),
+        unit_keys=sql.SQL(", pg_catalog.first_value(k.key) OVER own AS unit_key"),
+        key=sql.SQL(", CASE WHEN u.unit IS NULL THEN u.key ELSE u.unit_key END AS key"),
+        order=sql.SQL("e.key, e.unit, e.place"),
     )
 
 
-def pack(session: Session, source: Source) -> PackedRows:
-    """Encode every row, put the rows in a fresh random order, and pack them."""
-    rows = shuffled(source)
+def gathered(source: Source) -> EncodedRows:
+    """Every row encoded, in any order in which the rows of a unit lie together.
+
+    Notes
+    -----
+    The order may follow from the values, or from where rows lie in the table. Which rows of a unit are used,
+    where it has too many, is decided by new random keys.
+    Source: privacy/README.md, "Randomness" and "Unit of privacy".
+    """
+    if source.unit is None:
+        return _rows(source, None)
+    return _units(source, source.unit, order=sql.SQL("e.unit, e.place"))
+
+
+def _rows(source: Source, order: sql.Composable | None) -> EncodedRows:
+    """Rows that are units of privacy themselves."""
+    record = record_of(source.encoder, source.table, with_label=True)
+    encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
+    return EncodedRows(encoded + from_clause(source), order, sql.SQL("true"), _parameters(source))
+
+
+_NOTHING = sql.SQL("")
+
+
+def _units(
+    source: Source,
+    unit: str,
+    *,
+    keys: sql.SQL = _NOTHING,
+    unit_keys: sql.SQL = _NOTHING,
+    key: sql.SQL = _NOTHING,
+    order: sql.SQL,
+) -> EncodedRows:
+    """The rows of every unit, at most so many, chosen at random; more columns are for the order of units."""
+    record = record_of(source.encoder, source.table, with_label=True)
+    keyed = sql.SQL("SELECT {record} AS record, {unit} AS unit, dpml.random_key() AS tie{keys} ").format(
+        record=record, unit=sql.Identifier("t", unit), keys=keys
+    )
+    encoded = sql.SQL(
+        "SELECT dpml.encode(%(encoder)s, u.record, u.unit IS NULL OR u.place = 1) AS row, u.unit, u.place"
+        "{key} FROM (SELECT k.*, pg_catalog.row_number() OVER own AS place{unit_keys} "
+        "FROM ({keyed} OFFSET 0) AS k WINDOW own AS (PARTITION BY k.unit ORDER BY k.tie)) AS u "
+        "WHERE u.unit IS NULL OR u.place <= {most}"
+    ).format(
+        key=key,
+        unit_keys=unit_keys,
+        keyed=keyed + from_clause(source),
+        most=sql.Literal(source.max_rows_per_unit),
+    )
+    starts = sql.SQL("(e.unit IS NULL OR e.place = 1)")
+    return EncodedRows(encoded, order, starts, _parameters(source))
+
+
+def _parameters(source: Source) -> Mapping[str, Any]:
+    return {"encoder": json_parameter(source.encoder)}
+
+
+def pack(session: Session, source: Source, *, ordered: bool = True) -> PackedRows:
+    """Encode every row and pack the rows.
+
+    Parameters
+    ----------
+    session : Session
+    source : Source
+    ordered : bool
+        Put them in a fresh random order first, see `Plan.needs_order`; otherwise they come in any order in
+        which the rows of a unit lie together, without a sort where there is no unit.
+
+    Returns
+    -------
+    PackedRows
+    """
+    rows = shuffled(source) if ordered else gathered(source)
     with session.owners_path():
         return fill(session, source, rows.encoded, rows.order, rows.parameters)
 

@@ -144,18 +144,27 @@ class Session:
         with encodable_text():
             return int(self._run(query, parameters).rowcount)
 
-    def fetch(self, query: Query, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run one query and return its rows; write a percent sign in `sql.SQL` twice."""
+    def fetch(
+        self, query: Query, parameters: Mapping[str, Any] | None = None, *, binary: bool = False
+    ) -> list[tuple[Any, ...]]:
+        """Run one query and return its rows; write a percent sign in `sql.SQL` twice.
+
+        `binary`: values are sent in binary, which for long arrays of numbers takes a tenth of the time.
+        """
         with encodable_text():
-            return self._run(query, parameters).fetchall()
+            return self._run(query, parameters, binary=binary).fetchall()
 
-    def _run(self, query: Query, parameters: Mapping[str, Any] | None) -> Cursor:
+    def _run(self, query: Query, parameters: Mapping[str, Any] | None, *, binary: bool = False) -> Cursor:
         # Prepared statements would not survive a transaction-mode pooler.
-        return Cursor(self.driver).execute(self._escaped(query), parameters or {}, prepare=False)
+        return Cursor(self.driver).execute(
+            self._escaped(query), parameters or {}, prepare=False, binary=binary
+        )
 
-    def fetch_one(self, query: Query, parameters: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-        """Run one query that returns exactly one row."""
-        rows = self.fetch(query, parameters)
+    def fetch_one(
+        self, query: Query, parameters: Mapping[str, Any] | None = None, *, binary: bool = False
+    ) -> tuple[Any, ...]:
+        """Run one query that returns exactly one row; `binary` as of `fetch`."""
+        rows = self.fetch(query, parameters, binary=binary)
         assert len(rows) == 1
         return rows[0]
 

@@ -91,6 +91,8 @@ class LbfgsPlan(Plan):
 
     work: Lbfgs
 
+    needs_order: ClassVar[bool] = False
+
     def run(self, job: Job) -> Result:
         """Minimise over the packed rows."""
         goal = Goal(self.work.tolerance, math.inf, self.work.passes)
@@ -201,6 +203,7 @@ class MajorityPlan(Plan):
     work: Constant
 
     norm: ClassVar[str] = "clip_values"  # the intercept is 1 in every row
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Find the most frequent class, or the mean."""

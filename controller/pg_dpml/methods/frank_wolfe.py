@@ -96,6 +96,7 @@ class FrankWolfePlan(Plan):
     noise: ChoiceNoise
 
     norm: ClassVar[str] = "clip_values"
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Take the steps; of the rows each sees its choice alone."""

@@ -320,7 +320,7 @@ def _run(
     report = progress or (lambda phase, done, total: None)
     report("pack", 0, 1)
     start_run(session)
-    packed = pack(session, source)
+    packed = pack(session, source, ordered=decided.needs_order)
     report("pack", 1, 1)
     result = run_method(Job(Blocks(session, source, packed), decided, report))
     return released_model(session, source, decided, data, name, charge, result, tuning, owner), result.passes
@@ -328,11 +328,12 @@ def _run(
 
 def start_run(session: Session) -> None:
     """Settings of a run's transaction."""
-    for setting in (
-        "synchronize_seqscans",
-        "jit",
-    ):  # blocks must arrive in order; passes are too short for jit
-        session.execute(sql.SQL("SET LOCAL {} = off").format(sql.Identifier(setting)))
+    for setting, value in (
+        ("synchronize_seqscans", "off"),  # blocks must arrive in order
+        ("jit", "off"),  # passes are too short for it
+        ("parallel_setup_cost", "0"),  # a block is much more work than the planner takes a row for
+    ):
+        session.execute(sql.SQL("SET LOCAL {} = {}").format(sql.Identifier(setting), sql.SQL(value)))
 
 
 def released_model(

@@ -137,6 +137,13 @@ class Plan(ABC):
     norm: ClassVar[str | None] = None
     """How the encoder must bound rows for the guarantee to hold; None: to norm 1, as the spec says."""
 
+    needs_order: ClassVar[bool] = True
+    """Whether the guarantee or the passes need the rows in a random order, drawn without looking at them.
+
+    False for passes that only add up all rows: a bound on the rounding of such a sum holds in any order.
+    Source: privacy/README.md, "Randomness" and "Full-batch gradients".
+    """
+
     @property
     def private(self) -> bool:
         """False for baselines."""
