@@ -78,7 +78,8 @@ class Group:
 
     def of_size(self, size: str) -> Sequence[Any]:
         """The values of x at a size."""
-        return {"full": self.values, "quick": self.quick or self.values, "smallest": self.values[-1:]}[size]
+        small = self.quick or self.values
+        return {"full": self.values, "quick": small, "smallest": small[:1]}[size]
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ class Line:
     grid : mapping
         Options that are chosen privately, by Algorithm 3 of Wu et al.
     published : mapping
-        `kind`, a function of published.py: makes another line, with that noise. `options`, `groups` and
-        `data` may differ from those of the line.
+        `kind`, a function of published.py: makes another line, with that noise. `method`, `options`,
+        `groups` and `data` may differ from those of the line.
     noise : str
         "ours"; or the kind of published noise.
     """
@@ -125,6 +126,7 @@ class Line:
         return replace(
             self,
             label=f"{self.label} {AS_PUBLISHED}",
+            method=self.published.get("method", self.method),
             options=self.published.get("options", self.options),
             groups=self.published.get("groups", self.groups),
             data=self.published.get("data", self.data),

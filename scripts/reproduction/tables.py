@@ -23,7 +23,7 @@ from pg_dpml import Column, DataSpec, Label
 from reproduction.entries import ENTRIES, read_toml
 
 CHANGES = ENTRIES / "data"
-QUICK_ROWS, SMALLEST_ROWS = 12_000, 250
+QUICK_ROWS, SMALLEST_ROWS = 12_000, 1_000
 QUICK_NUMBERS = 2_000_000
 """Features of all made rows at size quick."""
 
