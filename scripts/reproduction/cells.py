@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import secrets
@@ -18,10 +19,9 @@ import psycopg
 from psycopg import sql
 
 import pg_dpml
-from pg_dpml import GuaranteeError, Grid, PrivacySpec, TrainSpec
+from pg_dpml import Grid, GuaranteeError, PrivacySpec, TrainSpec
 from pg_dpml.runs.grid import train_options
 from pg_dpml.training.method import methods as registered
-from pg_dpml.training.plan import Problem
 from reproduction import published, tables
 from reproduction.entries import Entry, Group, Line
 
@@ -61,8 +61,9 @@ class Cell:
         """As the paper names it; None for a method that is not private."""
         if not self.line.private:
             return None
-        epsilon = self.x if self.group.x == "epsilon" else self.group.epsilon
-        return PrivacySpec(float(epsilon), self.group.delta, self.entry.neighbours)
+        epsilon = float(self.x) if self.group.x == "epsilon" else self.group.epsilon
+        assert epsilon is not None
+        return PrivacySpec(epsilon, self.group.delta, self.entry.neighbours)
 
     @property
     def same(self) -> str:
@@ -70,7 +71,7 @@ class Cell:
         privacy = self.privacy
         asked = None if privacy is None else (privacy.epsilon, privacy.delta, privacy.relation.value)
         parts = (self.data, self.split, self.line.method, self.options, dict(self.line.grid), self.line.noise)
-        return json.dumps([*parts, asked, self.entry.measure], sort_keys=True)
+        return json.dumps([*parts, asked], sort_keys=True)
 
 
 def _options_of(method: str) -> set[str]:
@@ -173,6 +174,7 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> None:
 def run(dsn: str, entries: Sequence[Entry], store: Store, folder: Path | None, report: Report) -> None:
     """Measure every cell that the store lacks, one data set after the other."""
     wanted = [cell for entry in entries for cell in cells_of(entry, store.size)]
+    losses = {cell.same for cell in wanted if cell.entry.measure == "loss"}
     open_cells = [cell for cell in wanted if not store.has(cell.entry, cell.place)]
     done = len(wanted) - len(open_cells)
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -183,61 +185,76 @@ def run(dsn: str, entries: Sequence[Entry], store: Store, folder: Path | None, r
             tables.load(connection, rows, store.size, folder)
             for number in sorted({cell.split for cell in of_data}):
                 counts = tables.split(connection, number)
-                problem = pg_dpml.plan(dsn, rows.spec, PrivacySpec(1.0), TrainSpec()).problem
+                bench = _Split(connection, dsn, rows, losses)
                 for cell in of_data:
-                    if cell.split != number:
-                        continue
-                    report(f"{cell.entry.name}: {rows.data.title}, {cell.line.label}", done, len(wanted))
-                    store.count_rows(cell.entry, data, counts)
-                    store.add(cell.entry, _record(connection, dsn, rows, cell, problem, store))
-                    done += 1
+                    if cell.split == number:
+                        report(f"{cell.entry.name}: {rows.data.title}, {cell.line.label}", done, len(wanted))
+                        store.count_rows(cell.entry, data, counts)
+                        store.add(cell.entry, bench.record(cell, store))
+                        done += 1
     report("", done, len(wanted))
 
 
-def _record(
-    connection: psycopg.Connection[Any], dsn: str, rows: tables.Rows, cell: Cell, problem: Problem, store: Store
-) -> Record:
-    """A cell, measured or taken from another entry."""
-    place = dict(zip(PLACE, cell.place, strict=True))
-    known = store.run(cell.same)
-    if known is not None:
-        return known | place
-    started = time.monotonic()
-    found: Record = {"same": cell.same}
-    try:
-        found |= _measure(connection, dsn, rows, cell, problem)
-    except GuaranteeError as error:
-        found["rejected"] = str(error)
-    return place | found | {"seconds": round(time.monotonic() - started, 2)}
+class _Split:
+    """The cells of one split, whose rows are in train_rows and test_rows.
 
+    Parameters
+    ----------
+    connection : Connection
+    dsn : str
+    rows : Rows
+    losses : set of str
+        Runs, by `Cell.same`, of which the loss is wanted too.
+    """
 
-def _measure(
-    connection: psycopg.Connection[Any], dsn: str, rows: tables.Rows, cell: Cell, problem: Problem
-) -> Record:
-    privacy, options = cell.privacy, cell.options
-    found: Record = {}
-    if cell.line.noise != "ours":
-        assert privacy is not None
-        asked = published.Asked(problem, privacy, cell.line.method, options | _first_of(cell.line.grid))
-        noise = published.KINDS[cell.line.noise](asked)
-        found["gives"] = None if noise.gives == float("inf") else round(noise.gives, 6)
-        if noise.runs_at is None:
-            return found
-        # delta is that of the paper, whatever the epsilon
-        privacy = replace(privacy, epsilon=noise.runs_at)
-        options |= noise.options
-    name = f"reproduced_{secrets.token_hex(6)}"
-    training = TrainSpec(cell.line.method, **train_options(options, cell.entry.name))
-    if cell.line.grid:
-        pg_dpml.tune(dsn, rows.spec, privacy, Grid(cell.line.grid, training), name=name)
-    else:
-        pg_dpml.train(dsn, rows.spec, privacy, training, name=name)
-    if cell.entry.measure == "loss":
-        return found | {"value": round(_mean_loss(connection, rows, name), 6)}
-    figures = pg_dpml.evaluate(dsn, name, "test_rows", public=True)
-    value = figures.r_squared if rows.regression else figures.accuracy
-    assert value is not None
-    return found | {"value": round(value * rows.data.unit, 4)}
+    def __init__(
+        self, connection: psycopg.Connection[Any], dsn: str, rows: tables.Rows, losses: set[str]
+    ) -> None:
+        self._connection, self._dsn, self._rows, self._losses = connection, dsn, rows, losses
+        self._problem = pg_dpml.plan(dsn, rows.spec, PrivacySpec(1.0), TrainSpec()).problem
+
+    def record(self, cell: Cell, store: Store) -> Record:
+        """A cell, measured or taken from another entry."""
+        place = dict(zip(PLACE, cell.place, strict=True))
+        known = store.run(cell.same)
+        if known is not None and (cell.entry.measure in known or "accuracy" not in known):
+            return known | place
+        started = time.monotonic()
+        found: Record = {"same": cell.same}
+        try:
+            self._measure(cell, found)
+        except GuaranteeError as error:
+            found["rejected"] = str(error)
+        return place | found | {"seconds": round(time.monotonic() - started, 2)}
+
+    def _measure(self, cell: Cell, found: Record) -> None:
+        """Add what a published noise gives, and the figures of a model."""
+        privacy, options = cell.privacy, cell.options
+        if cell.line.noise != "ours":
+            assert privacy is not None
+            asked = published.Asked(
+                self._problem, privacy, cell.line.method, options | _first_of(cell.line.grid)
+            )
+            noise = published.KINDS[cell.line.noise](asked)
+            found["gives"] = None if math.isinf(noise.gives) else round(noise.gives, 6)
+            if noise.runs_at is None:
+                return
+            # delta is that of the paper, whatever the epsilon
+            privacy = replace(privacy, epsilon=noise.runs_at)
+            options |= noise.options
+        name = f"reproduced_{secrets.token_hex(6)}"
+        training = TrainSpec(cell.line.method, **train_options(options, cell.entry.name))
+        spec = self._rows.spec
+        if cell.line.grid:
+            pg_dpml.tune(self._dsn, spec, privacy, Grid(cell.line.grid, training), name=name)
+        else:
+            pg_dpml.train(self._dsn, spec, privacy, training, name=name)
+        figures = pg_dpml.evaluate(self._dsn, name, "test_rows", public=True)
+        value = figures.r_squared if self._rows.regression else figures.accuracy
+        assert value is not None
+        found["accuracy"] = round(value * self._rows.data.unit, 4)
+        if cell.same in self._losses:
+            found["loss"] = round(_mean_loss(self._connection, self._rows, name), 6)
 
 
 def _first_of(grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -258,4 +275,3 @@ def _mean_loss(connection: psycopg.Connection[Any], rows: tables.Rows, model: st
     found = connection.execute(query, {"positive": str(label.positive), "model": model}).fetchone()
     assert found is not None
     return float(found[0])
-

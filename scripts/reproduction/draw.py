@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -23,12 +24,8 @@ BROKEN = "(does not keep the epsilon it names)"
 
 def draw(entry: Entry, results: Mapping[str, Any]) -> bytes:
     """The picture as a file."""
-    points = figures.points_of(results)
-    panels = [
-        (data, group)
-        for data, group in entry.panels()
-        if figures.xs_of(points, data, group)
-    ]
+    points = figures.points_of(entry, results)
+    panels = [(data, group) for data, group in entry.panels() if figures.xs_of(points, data, group)]
     across = min(len(panels), 2)
     down = -(-len(panels) // across)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": entry.name, "font.size": 8.5}):
@@ -39,13 +36,18 @@ def draw(entry: Entry, results: Mapping[str, Any]) -> bytes:
             _draw_panel(axes, entry, data, group, points, styles)
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
-        shown = {}
+        shown: dict[str, Artist] = {}
         for axes in grid[: len(panels)]:
             handles, labels = axes.get_legend_handles_labels()
-            shown |= dict(zip(labels, handles, strict=True))
+            shown |= {str(label): one for label, one in zip(labels, handles, strict=True)}
         columns = 2 if across > 1 else 1
         figure.legend(
-            shown.values(), shown.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+            list(shown.values()),
+            list(shown),
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=8,
         )
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata=dict(FORMATS["svg"]))
@@ -55,7 +57,7 @@ def draw(entry: Entry, results: Mapping[str, Any]) -> bytes:
 def _styles(entry: Entry) -> dict[str, tuple[str, str]]:
     """Colour and marker of each line that has our noise."""
     found = {AUTO: ("black", "s"), CEILING: (GUIDE, "")}
-    others = [line.label for line in entry.lines if line.label not in found]
+    others = dict.fromkeys(line.label for line in entry.lines if line.label not in found)
     return found | {label: (f"C{i % 10}", MARKERS[i % 10]) for i, label in enumerate(others)}
 
 
@@ -72,8 +74,7 @@ def _draw_panel(
         drawn = [
             (x, point)
             for x in xs
-            if (point := points.get((data, group.name, line.label, x))) is not None
-            and point.mean is not None
+            if (point := points.get((data, group.name, line.label, x))) is not None and point.mean is not None
         ]
         if not drawn:
             continue

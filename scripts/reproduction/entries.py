@@ -234,7 +234,9 @@ class Entry:
     def from_toml(cls, path: Path) -> Entry:
         """Read a file."""
         given, where = read_toml(path), path.name
-        own = {name: given.pop(name) for name in ("x", "values", "quick", "epsilon", "delta") if name in given}
+        own = {
+            name: given.pop(name) for name in ("x", "values", "quick", "epsilon", "delta") if name in given
+        }
         groups = [own | group for group in given.pop("group", [{}])]
         lines = [make(Line, line, where) for line in given.pop("method", [])]
         if given.get("kind", "quality") == "quality":

@@ -50,19 +50,20 @@ class Point:
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
-def points_of(results: Mapping[str, Any]) -> dict[Place, Point]:
+def points_of(entry: Entry, results: Mapping[str, Any]) -> dict[Place, Point]:
     """The points of the file of an entry."""
+    measure = "pass_seconds" if entry.kind == "time" else entry.measure
     found: dict[Place, list[Mapping[str, Any]]] = {}
     for cell in results["cells"]:
         found.setdefault((cell["data"], cell["group"], cell["label"], cell["x"]), []).append(cell)
-    return {place: _point(cells) for place, cells in found.items()}
+    return {place: _point(cells, measure) for place, cells in found.items()}
 
 
-def _point(cells: list[Mapping[str, Any]]) -> Point:
+def _point(cells: list[Mapping[str, Any]], measure: str) -> Point:
     gives = None
     if "gives" in cells[0]:
         gives = max(math.inf if one["gives"] is None else float(one["gives"]) for one in cells)
-    values = tuple(float(one["value"]) for one in cells if "value" in one)
+    values = tuple(float(one[measure]) for one in cells if measure in one)
     return Point(values, gives, next((one["rejected"] for one in cells if "rejected" in one), None))
 
 

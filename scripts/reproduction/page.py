@@ -44,9 +44,10 @@ class Page:
         for name in entries.names():
             found = read_results(folder, name)
             if found is not None and found["cells"]:
-                self.entries.append(entries.read(name))
+                entry = entries.read(name)
+                self.entries.append(entry)
                 self.results[name] = found
-                self.points[name] = figures.points_of(found)
+                self.points[name] = figures.points_of(entry, found)
 
     def text(self) -> str:
         """The page in Markdown."""
@@ -57,21 +58,21 @@ class Page:
         yield "# The papers' comparison, with noise that keeps its promise"
         yield "<!-- Made by scripts/reproduce: change its entries, not this page. -->"
         yield _wrapped(
-            "Which private method should I take, and what does it cost me? Here is every table and figure of the "
-            "papers that pg_dpml implements which can be drawn on data at hand. All models are trained by the "
-            "product, through its public interface. Each method is run with noise that gives the epsilon it "
-            "names. Where the publication adds other noise, the method is run with that noise too, and the "
+            "Which private method should I take, and what does it cost me? Here is every table and figure "
+            "of the papers that pg_dpml implements which can be drawn on data at hand. All models are trained "
+            "by the product, through its public interface. Each method is run with noise that gives the "
+            "epsilon it names. Where the publication adds other noise, the method is run with that noise too, and the "
             "epsilon is shown that this noise really gives."
         )
         yield "\n".join(
-            f"- {line}"
+            _item(line)
             for line in (
                 f"`{AUTO}`, the default of pg_dpml, is on every figure: the line to beat.",
                 f"`{CEILING}` has no guarantee. It is the ceiling.",
-                f"`{AS_PUBLISHED}` is the published noise. *gives 2.1* is the epsilon that it gives, by the\n"
-                "  accounts of pg_dpml: an upper bound, which a worst case comes near. **Bold**: more than it\n"
-                "  names. Such a line *does not keep the epsilon it names*. Its figure is no figure of a private\n"
-                "  model of that epsilon.",
+                f"`{AS_PUBLISHED}` is the published noise. *gives 2.1* is the epsilon that it gives, by the "
+                "accounts of pg_dpml: an upper bound, which a worst case comes near. **Bold**: more than it "
+                "names. Such a line *does not keep the epsilon it names*, and its figure is no figure of a "
+                "private model of that epsilon.",
                 "± is one standard deviation of a split, its noise included.",
             )
         )
@@ -81,19 +82,27 @@ class Page:
         sizes = {results["size"] for results in self.results.values()}
         if sizes != {"full"}:
             named = ", ".join(f"{size}: {SIZES[size]}" for size in sorted(sizes))
-            yield _wrapped(f"**These figures are not of a full run** ({named}). Each entry says its own size.")
+            yield _wrapped(
+                f"**These figures are not of a full run** ({named}). Each entry says its own size."
+            )
 
     def _sentences(self) -> Iterator[str]:
         yield "## What changes once all noise is right"
         text = SENTENCES.read_text(encoding="utf-8").strip()
         filled = re.sub(r"\{([^}]*)\}", lambda match: self._filled(match[1]), text.replace("\n   ", " "))
         yield "\n".join(
-            textwrap.fill(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+            textwrap.fill(
+                line, WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+            )
             for line in filled.splitlines()
         )
 
     def _filled(self, words: str) -> str:
-        """What stands for `value: ENTRY | DATA | GROUP | LABEL | X`, or `gives: ...`, or `verdict: ENTRY | N`."""
+        """What stands for words in braces.
+
+        They are `value: ENTRY | DATA | GROUP | LABEL | X`, `gives: ...` of the same, `verdict: ENTRY | N` of
+        its Nth claim, or `auto:`.
+        """
         kind, _, rest = words.partition(":")
         name, *place = (part.strip() for part in rest.split("|"))
         missing = "(not measured at this size)"
@@ -107,7 +116,11 @@ class Page:
             return figures.verdict(entry, entry.claims[int(place[0]) - 1], self.points[name]).words
         data, group, label, x = place
         point = self.points[name].get((data, group, label, float(x)))
-        if point is None or (kind == "value" and point.mean is None) or (kind == "gives" and point.gives is None):
+        if (
+            point is None
+            or (kind == "value" and point.mean is None)
+            or (kind == "gives" and point.gives is None)
+        ):
             return missing
         entry = next(one for one in self.entries if one.name == name)
         return _number(entry, data, point.mean) if kind == "value" else _epsilon(point.gives)
@@ -123,8 +136,9 @@ class Page:
         yield f"## Where `{AUTO}` is first, and where it is not"
         counted, behind = self._auto_counts()
         yield _wrapped(
-            f"At {counted - behind} of {counted} points with an epsilon of 0.05 or more, `{AUTO}` is first or within 0.3 "
-            "points of first (0.003 of R squared or of a loss) among the lines that keep their epsilon."
+            f"At {counted - behind} of {counted} points with an epsilon of 0.05 or more, `{AUTO}` is first "
+            "or within 0.3 points of first (0.003 of R squared or of a loss) among the lines that keep their "
+            "epsilon."
         )
         rows = []
         for entry in self._of_quality():
@@ -132,7 +146,14 @@ class Page:
             for one in found:
                 title = _title(entry, one.data, one.group)
                 rows.append(
-                    (f"{entry.paper}, {entry.number}", title, f"{one.x:g}", one.best, f"{one.by:.3g}", entry.auto_why)
+                    (
+                        f"{entry.paper}, {entry.number}",
+                        title,
+                        f"{one.x:g}",
+                        one.best,
+                        f"{one.by:.3g}",
+                        entry.auto_why,
+                    )
                 )
         if rows:
             yield _table(("figure", "panel", "at", "first", "ahead by", "why"), rows)
@@ -232,9 +253,13 @@ class Page:
         if entry.reported:
             where = " and ".join(dict.fromkeys(one.where for one in entry.reported))
             plots = any(one.plot for one in entry.reported)
-            words = f"Published figures are typed from {where}{' (some read off a picture)' if plots else ''}."
+            words = (
+                f"Published figures are typed from {where}{' (some read off a picture)' if plots else ''}."
+            )
             if beyond:
-                words += f" {beyond} of ours differ by more than two standard deviations of a split. {entry.why}"
+                words += (
+                    f" {beyond} of ours differ by more than two standard deviations of a split. {entry.why}"
+                )
             yield _wrapped(words)
         elif entry.why:
             yield _wrapped(entry.why)
@@ -242,13 +267,13 @@ class Page:
     def _how(self) -> Iterator[str]:
         yield "## How to make this page"
         yield _wrapped(
-            "`scripts/reproduce` runs every entry and writes this page. It takes `--list`, `--only NAME`, `--quick` "
-            "and `--resume`. It wants the folder of the data sets in `PG_DPML_DATA`; `scripts/accuracy` reads the same "
-            "files. An entry is a file of `scripts/reproduce.d`, named by paper and number."
+            "`scripts/reproduce` runs every entry and writes this page. It takes `--list`, `--only NAME`, "
+            "`--quick` and `--resume`. It wants the folder of the data sets in `PG_DPML_DATA`, as "
+            "`scripts/accuracy` does. An entry is a file of `scripts/reproduce.d`, named by paper and number."
         )
         yield _wrapped(
-            "The copies of the papers at hand are text without pictures and without page numbers. So no curve is "
-            "read off a plot, and published figures are cited by section, figure or table."
+            "The copies of the papers at hand are text without pictures and without page numbers. So no "
+            "curve is read off a plot, and published figures are cited by section, figure or table."
         )
         sources = dict.fromkeys(
             (rows.data.title, rows.data.source)

@@ -17,7 +17,7 @@ from typing import Any
 
 import scipy
 
-from pg_dpml import Plan, PrivacySpec, Relation, TrainSpec
+from pg_dpml import Plan, PrivacySpec, Relation, TrainSpec, kernels
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.accounting.bounds import exact_epsilon
 from pg_dpml.privacy.accounting.bst14 import published_bst14_multiplier
@@ -107,19 +107,23 @@ def _classic(delta: float, top: float) -> float:
     return math.sqrt(2.0 * math.log(top / delta))
 
 
-def _output(asked: Asked, sensitivity: float, top: float) -> Published:
-    """Output perturbation for a published sensitivity, with noise as in Dwork & Roth or of K-norm."""
+def _output(asked: Asked, sensitivity: float, top: float, moved: float | None = None) -> Published:
+    """Output perturbation for a published sensitivity, with noise as in Dwork & Roth or of K-norm.
+
+    `moved` is the true sensitivity of the published steps, where the product has others.
+    """
     ours: float = asked.plan().noise.sensitivity  # type: ignore[union-attr]
+    moved = ours if moved is None else moved
+    epsilon = asked.privacy.epsilon
     if asked.delta == 0.0:
-        same = ours <= sensitivity * (1.0 + 1e-3)
-        return in_the_ball(asked) if same else Published(math.inf, asked.privacy.epsilon * ours / sensitivity)
-    stddev = _classic(asked.delta, top) * sensitivity / asked.privacy.epsilon
-    gives = epsilon_of(ours / stddev, asked.delta)
-    return Published(gives, gives)
+        same = moved <= sensitivity * (1.0 + 1e-3)
+        return in_the_ball(asked) if same else Published(math.inf, epsilon * ours / sensitivity)
+    stddev = _classic(asked.delta, top) * sensitivity / epsilon
+    return Published(epsilon_of(moved / stddev, asked.delta), epsilon_of(ours / stddev, asked.delta))
 
 
 def in_the_ball(asked: Asked) -> Published:
-    """K-norm noise whose direction is uniform in the unit ball: its density has a pole, so there is no epsilon.
+    """K-norm noise whose direction is uniform in the unit ball: its density has a pole, so no epsilon holds.
 
     The pole is the only difference, and noise is a share of about 1/d shorter: there is nothing else to run.
     """
@@ -127,7 +131,7 @@ def in_the_ball(asked: Asked) -> Published:
 
 
 def each_pass(asked: Asked) -> Published:
-    """Hardwarsing 2018, section 4.3: epsilon for each of several passes; the direction is in the ball, too."""
+    """Hardwarsing 2018, section 4.3: epsilon for each of several passes, with a direction in the ball."""
     return Published(math.inf, asked.privacy.epsilon * asked.options["passes"])
 
 
@@ -136,15 +140,31 @@ def wu_convex(asked: Asked) -> Published:
     plan = asked.plan()
     schedule = plan.work.schedule  # type: ignore[attr-defined]
     step = min(schedule.step_size, schedule.max_step)
-    sensitivity = 2.0 * plan.work.loss.lipschitz * step * plan.work.passes / asked.options["batch_size"]  # type: ignore[operator]
+    sensitivity = 2.0 * plan.work.loss.lipschitz * step * plan.work.passes / asked.options["batch_size"]
     return _output(asked, sensitivity, 1.25)
 
 
 def wu_strongly_convex(asked: Asked) -> Published:
-    """Wu et al. 2017, Algorithm 2 and its batches: 2 (L + lambda R) / (lambda n b) with R = 1/lambda."""
+    """Wu et al. 2017, Algorithm 2 and its batches: 2 (L + lambda R) / (lambda n b) with R = 1/lambda.
+
+    Its steps are at most 1/(beta + lambda) with beta = 1 for the logistic loss, where beta is 1/4.
+    """
     plan, lambda_ = asked.plan(), asked.options["lambda"]
-    lipschitz = plan.work.loss.lipschitz + 1.0
-    return _output(asked, 2.0 * lipschitz / (lambda_ * asked.n * asked.options["batch_size"]), 1.25)
+    loss = plan.work.loss
+    steps = kernels.Schedule(
+        "strongly_convex", lambda_=lambda_, max_step=1.0 / (max(loss.smoothness, 1.0) + lambda_)
+    )
+    moved = kernels.sensitivity(
+        schedule=steps,
+        smoothness=loss.smoothness,
+        lambda_=lambda_,
+        gradient_change=asked.privacy.relation.gradient_change(loss.lipschitz),
+        n_rows=asked.n,
+        passes=plan.work.passes or 1,
+        batch_size=asked.options["batch_size"],
+    ).sensitivity
+    published = 2.0 * (loss.lipschitz + 1.0) / (lambda_ * asked.n * asked.options["batch_size"])
+    return _output(asked, published, 1.25, moved)
 
 
 def bst14(asked: Asked) -> Published:
@@ -250,11 +270,11 @@ def iyengar_scpsgd(asked: Asked) -> Published:
 
 
 def frank_wolfe(asked: Asked) -> Published:
-    """Iyengar et al. 2019, Algorithm 5: T choices with Laplace noise of scale sqrt(32 T ln(1/delta)) L C / (n epsilon).
+    """Iyengar et al. 2019, Algorithm 5: T choices by noise of scale sqrt(32 T ln(1/delta)) L C/(n epsilon).
 
-    Such a choice is epsilon_0-private, epsilon_0 = epsilon / sqrt(2 T ln(1/delta)) under replace-one, and
-    T of them are T epsilon_0^2/2-zCDP, whatever T is. The product draws Gumbel noise and has no Laplace
-    noise to run.
+    A choice by such Laplace noise is epsilon_0-private, epsilon_0 = epsilon/sqrt(2 T ln(1/delta)) under
+    replace-one, and T of them are T epsilon_0^2/2-zCDP, whatever T is. The product draws Gumbel noise and
+    has no Laplace noise to run.
     """
     rho = asked.privacy.epsilon**2 / (4.0 * math.log(1.0 / asked.delta))
     return Published(_least(lambda e: zcdp_delta(e, rho), asked.delta), None)
@@ -267,7 +287,9 @@ def _least(delta_of: Callable[[float], float], delta: float) -> float:
         high *= 2.0
     if high == 1e-6:
         return high
-    return float(scipy.optimize.brentq(lambda e: math.log(max(delta_of(e), 1e-300) / delta), high / 2.0, high))
+    return float(
+        scipy.optimize.brentq(lambda e: math.log(max(delta_of(e), 1e-300) / delta), high / 2.0, high)
+    )
 
 
 KINDS: Mapping[str, Callable[[Asked], Published]] = {

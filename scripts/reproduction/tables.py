@@ -114,7 +114,7 @@ def read(name: str) -> Rows:
     if "made" in given:
         made = Made(**given["made"])
         column = Column("x", lower=-given["bound"], upper=given["bound"], length=made.features)
-        spec = DataSpec("train_rows", Label("y", positive=1, negative=-1), (column,))
+        spec = DataSpec("train_rows", Label("y", positive="1", negative="-1"), (column,))
         data = accuracy.DataSet(name, title, given["source"], (), "x real[], y int", spec, (), 1)
         return Rows(data, made)
     if "base" not in given:

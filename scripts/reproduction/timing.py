@@ -82,9 +82,7 @@ def places_of(entry: Entry, size: str) -> Iterator[tuple[Any, ...]]:
 def run(entries: Sequence[Entry], store: Store, report: Report) -> None:
     """Measure every cell that the store lacks, one server after the other."""
     total = sum(len(list(places_of(entry, store.size))) for entry in entries)
-    done = sum(
-        store.has(entry, place) for entry in entries for place in places_of(entry, store.size)
-    )
+    done = sum(store.has(entry, place) for entry in entries for place in places_of(entry, store.size))
     for entry in entries:
         for setting in settings_of(entry, store.size):
             lines = [
@@ -106,7 +104,9 @@ def run(entries: Sequence[Entry], store: Store, report: Report) -> None:
                     value = _pass_seconds(server.dsn, line.method, options, entry.groups[0].epsilon)
                     place = (MADE_ROWS, setting.group, line.label, setting.x, 1)
                     same = json.dumps([entry.name, *place])
-                    store.add(entry, dict(zip(PLACE, place, strict=True)) | {"same": same, "value": value})
+                    store.add(
+                        entry, dict(zip(PLACE, place, strict=True)) | {"same": same, "pass_seconds": value}
+                    )
                     done += 1
     report("", done, total)
 
