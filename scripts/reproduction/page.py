@@ -59,10 +59,10 @@ class Page:
         yield "<!-- Made by scripts/reproduce: change its entries, not this page. -->"
         yield _wrapped(
             "Which private method should I take, and what does it cost me? Here is every table and figure "
-            "of the papers that pg_dpml implements which can be drawn on data at hand. All models are trained "
-            "by the product, through its public interface. Each method is run with noise that gives the "
-            "epsilon it names. Where the publication adds other noise, the method is run with that noise too, and the "
-            "epsilon is shown that this noise really gives."
+            "of the papers that pg_dpml implements which can be drawn on data at hand. All models are "
+            "trained by the product, through its public interface. Each method is run with noise that gives "
+            "the epsilon it names. Where the publication adds other noise, the method is run with that noise "
+            "too, and the epsilon is shown that this noise really gives."
         )
         yield "\n".join(
             _item(line)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import scipy
@@ -90,6 +90,12 @@ class Asked:
         spec = TrainSpec(self.method, **train_options(self.options, "options"))
         return spec.decide(self.problem, self.privacy)
 
+    def unclipped(self) -> Asked:
+        """The same with the whole logistic loss, as published: the product clips it by default."""
+        if self.plan().work.loss.kind != "logistic":
+            return self
+        return replace(self, options={**self.options, "clip": 1.0})
+
     @property
     def steps(self) -> tuple[float, int]:
         """Sampling probability and number of steps of Poisson batches."""
@@ -114,12 +120,13 @@ def _output(asked: Asked, sensitivity: float, top: float, moved: float | None = 
     """
     ours: float = asked.plan().noise.sensitivity  # type: ignore[union-attr]
     moved = ours if moved is None else moved
+    clip = {name: asked.options[name] for name in ("clip",) if name in asked.options}
     epsilon = asked.privacy.epsilon
     if asked.delta == 0.0:
         same = moved <= sensitivity * (1.0 + 1e-3)
-        return in_the_ball(asked) if same else Published(math.inf, epsilon * ours / sensitivity)
+        return in_the_ball(asked) if same else Published(math.inf, epsilon * ours / sensitivity, clip)
     stddev = _classic(asked.delta, top) * sensitivity / epsilon
-    return Published(epsilon_of(moved / stddev, asked.delta), epsilon_of(ours / stddev, asked.delta))
+    return Published(epsilon_of(moved / stddev, asked.delta), epsilon_of(ours / stddev, asked.delta), clip)
 
 
 def in_the_ball(asked: Asked) -> Published:
@@ -137,6 +144,7 @@ def each_pass(asked: Asked) -> Published:
 
 def wu_convex(asked: Asked) -> Published:
     """Wu et al. 2017, Algorithm 1 and its batches: 2 k L eta / b."""
+    asked = asked.unclipped()
     plan = asked.plan()
     schedule = plan.work.schedule  # type: ignore[attr-defined]
     step = min(schedule.step_size, schedule.max_step)
@@ -149,6 +157,7 @@ def wu_strongly_convex(asked: Asked) -> Published:
 
     Its steps are at most 1/(beta + lambda) with beta = 1 for the logistic loss, where beta is 1/4.
     """
+    asked = asked.unclipped()
     plan, lambda_ = asked.plan(), asked.options["lambda"]
     loss = plan.work.loss
     steps = kernels.Schedule(
