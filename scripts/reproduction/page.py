@@ -168,7 +168,7 @@ class Page:
     def _entry(self, entry: Entry) -> Iterator[str]:
         points, results = self.points[entry.name], self.results[entry.name]
         yield f"### {entry.number}: {entry.title}"
-        yield f"![{entry.number}: {entry.title}]({PICTURES}/{entry.name}.svg)"
+        yield f"![{entry.number}]({PICTURES}/{entry.name}.svg)"
         yield from self._tables(entry, points)
         if entry.claims:
             yield "What the paper says of it, once all noise is right:"
