@@ -118,6 +118,10 @@ class Line:
         """Whether its method gives a guarantee."""
         return registered()[self.method].private
 
+    def is_in(self, data: str, group: Group) -> bool:
+        """Whether it is drawn in a panel."""
+        return (not self.groups or group.name in self.groups) and (not self.data or data in self.data)
+
     @property
     def as_published(self) -> Line | None:
         """The line with the published noise, if there is one to tell from ours."""
@@ -263,11 +267,9 @@ class Entry:
     def lines_of(self, data: str, group: Group) -> Iterator[Line]:
         """The lines of a panel, each with its published noise after it."""
         for line in self.lines:
-            if (line.groups and group.name not in line.groups) or (line.data and data not in line.data):
-                continue
-            yield line
-            if line.as_published is not None:
-                yield line.as_published
+            for one in (line, line.as_published):
+                if one is not None and one.is_in(data, group):
+                    yield one
 
     @property
     def neighbours(self) -> Relation:

@@ -63,6 +63,10 @@ def test_every_entry_can_be_read(name: str) -> None:
         TrainSpec(line.method, **train_options(line.options, name))
         if line.published:
             assert line.published["kind"] in published.KINDS
+    for data, group in entry.panels() if entry.kind == "quality" else ():
+        for line in entry.lines_of(data, group):
+            of_several_classes = tables.read(data).spec.label.task == "multiclass"
+            assert not (of_several_classes and "clip" in line.options), "clip does not go with softmax"
     for group in entry.groups:
         assert group.values
         assert set(group.quick) <= set(group.values)
