@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from reproduction.figures import Place, Point
 
 WIDTH, HEIGHT = 4.2, 2.9
 MARKERS = "os^Dv<>Ph*"
+FAR = 4.0
+"""How far below the best a panel reaches, in distances from the best to the median."""
 BROKEN = "(does not keep the epsilon it names)"
 
 
@@ -96,11 +99,28 @@ def _draw_panel(
             marker=marker if ours else "x",
             markeredgecolor=STAMP if broken else colour,
             markersize=4,
-            linestyle="-" if ours else ":",
+            linestyle=":" if not ours else "-" if line.private else "--",
             linewidth=2.0 if line.label == AUTO else 1.1,
             capsize=2,
         )
+    bottom = _bottom(entry, data, group, points)
+    if bottom is not None:
+        axes.set_ylim(bottom=bottom)
     _mark(axes, entry, data, group, xs)
+
+
+def _bottom(entry: Entry, data: str, group: Group, points: Mapping[Place, Point]) -> float | None:
+    """Where the axis of a quality begins, if some lines lie far below the others."""
+    if figures.sign_of(entry) < 0.0:
+        return None
+    means = sorted(
+        point.mean
+        for (one, name, _, _), point in points.items()
+        if one == data and name == group.name and point.mean is not None
+    )
+    top, middle = means[-1], statistics.median(means)
+    bottom = top - FAR * (top - middle)
+    return bottom if means[0] < bottom < top else None
 
 
 def _mark(axes: Axes, entry: Entry, data: str, group: Group, xs: Sequence[Any]) -> None:

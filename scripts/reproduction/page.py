@@ -74,6 +74,7 @@ class Page:
                 "names. Such a line *does not keep the epsilon it names*, and its figure is no figure of a "
                 "private model of that epsilon.",
                 "± is one standard deviation of a split, its noise included.",
+                "A picture leaves out what lies far below its other lines; the table below it has that too.",
             )
         )
         yield from self._sizes()
