@@ -132,7 +132,7 @@ def _mark(axes: Axes, entry: Entry, data: str, group: Group, xs: Sequence[Any]) 
     axes.set_xticks([], minor=True)
     axes.set_xlabel(group.x.replace("_", " "))
     axes.set_ylabel(measured(entry, data))
-    if entry.kind == "time":
+    if figures.sign_of(entry) < 0.0:
         axes.set_yscale("log")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
