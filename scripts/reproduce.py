@@ -108,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sets = [tables.read(data) for data in dict.fromkeys(d for entry in chosen for d in entry.data)]
             folder = None if size == "smallest" else tables.files_of(sets)
             store = Store(results, size, resume=options.resume)
-            store.open(chosen)
+            for entry in chosen:
+                runs_of = timing.runs_of if entry.kind == "time" else cells.runs_of
+                store.open(entry, runs_of(entry, size))
             run(chosen, store, folder)
         log.print(f"wrote {page.write(options.folder)}")
     except DpmlError as error:

@@ -28,6 +28,8 @@ from reproduction.entries import Entry, Group, Line
 Record = dict[str, Any]
 Report = Callable[[str, int, int], None]
 
+Place = tuple[Any, ...]
+
 PLACE = ("data", "group", "label", "x", "split")
 """What tells the cells of an entry from each other."""
 
@@ -44,7 +46,7 @@ class Cell:
     split: int
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def place(self) -> Place:
         """As `PLACE`."""
         return (self.data, self.group.name, self.line.label, self.x, self.split)
 
@@ -89,6 +91,16 @@ def cells_of(entry: Entry, size: str) -> Iterator[Cell]:
                         yield Cell(entry, data, group, line, x, number)
 
 
+def runs_of(entry: Entry, size: str) -> dict[Place, str]:
+    """The run of every cell of an entry."""
+    return {cell.place: cell.same for cell in cells_of(entry, size)}
+
+
+def place_of(record: Record) -> Place:
+    """The place of a stored cell."""
+    return tuple(record[key] for key in PLACE)
+
+
 def machine() -> str:
     """The machine in one line."""
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
@@ -110,24 +122,27 @@ class Store:
         self._found: dict[str, Record] = {}
         self._runs: dict[str, Record] = {}
 
-    def open(self, entries: Sequence[Entry]) -> None:
-        """Read what is there of some entries, or begin with none of their cells."""
-        for entry in entries:
-            known = read_results(self.folder, entry.name) if self._resume else None
-            if known is None or known["size"] != self.size:
-                known = {"entry": entry.name, "size": self.size, "rows": {}, "cells": []}
-            self._found[entry.name] = known
-            places = {tuple(one[key] for key in PLACE): one for one in known["cells"]}
-            if entry.kind == "quality":
-                current = {cell.place: cell.same for cell in cells_of(entry, self.size)}
-                # a cell of an entry that was changed since is made again
-                known["cells"] = [one for place, one in places.items() if current.get(place) == one["same"]]
-            for one in known["cells"]:
-                self._runs.setdefault(one["same"], one)
+    def open(self, entry: Entry, wanted: Mapping[Place, str]) -> None:
+        """Read what is there of an entry, or begin with none of its cells.
 
-    def has(self, entry: Entry, place: Sequence[Any]) -> bool:
+        Parameters
+        ----------
+        entry : Entry
+        wanted : mapping
+            The run of every cell. A stored cell of another run, as of an entry that was changed since, is
+            made again.
+        """
+        known = read_results(self.folder, entry.name) if self._resume else None
+        if known is None or known["size"] != self.size:
+            known = {"entry": entry.name, "size": self.size, "rows": {}, "cells": []}
+        known["cells"] = [one for one in known["cells"] if wanted.get(place_of(one)) == one["same"]]
+        self._found[entry.name] = known
+        for one in known["cells"]:
+            self._runs.setdefault(one["same"], one)
+
+    def has(self, entry: Entry, place: Place) -> bool:
         """Whether a cell is there."""
-        return any(tuple(one[key] for key in PLACE) == tuple(place) for one in self.cells(entry.name))
+        return any(place_of(one) == place for one in self.cells(entry.name))
 
     def cells(self, name: str) -> list[Record]:
         """Those of an entry."""

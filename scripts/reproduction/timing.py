@@ -7,8 +7,9 @@ import json
 import secrets
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import groupby
 from typing import Any
 
 import psycopg
@@ -18,10 +19,11 @@ from bench_rows import copy_in, make_rows, spec
 from pg_dpml import PrivacySpec, TrainSpec
 from pg_dpml.runs.grid import train_options
 from pg_dpml.server.embedded import EmbeddedServer
-from reproduction.cells import PLACE, Report, Store
-from reproduction.entries import MADE_ROWS, Entry
+from reproduction.cells import PLACE, Place, Report, Store
+from reproduction.entries import MADE_ROWS, Entry, Line
 
 SMALLEST_ROWS = 400
+PASSES = 4
 
 
 class PassClock:
@@ -72,48 +74,65 @@ def settings_of(entry: Entry, size: str) -> Iterator[Setting]:
             yield Setting(group.name, given["shared_buffers"], rows, batch_size, int(x))
 
 
-def places_of(entry: Entry, size: str) -> Iterator[tuple[Any, ...]]:
-    """The cells of an entry, as `PLACE`."""
+@dataclass(frozen=True)
+class Timed:
+    """A method in a setting: a cell."""
+
+    setting: Setting
+    line: Line
+
+    @property
+    def place(self) -> Place:
+        """As `PLACE`."""
+        return (MADE_ROWS, self.setting.group, self.line.label, self.setting.x, 1)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the method."""
+        return {"passes": PASSES, "batch_size": self.setting.batch_size} | dict(self.line.options)
+
+    @property
+    def same(self) -> str:
+        """The run, in words that a changed entry changes."""
+        return json.dumps([astuple(self.setting), self.line.method, self.options], sort_keys=True)
+
+
+def cells_of(entry: Entry, size: str) -> Iterator[Timed]:
+    """The cells of an entry."""
     for setting in settings_of(entry, size):
         for line in entry.lines:
-            yield (MADE_ROWS, setting.group, line.label, setting.x, 1)
+            yield Timed(setting, line)
+
+
+def runs_of(entry: Entry, size: str) -> dict[Place, str]:
+    """The run of every cell of an entry."""
+    return {cell.place: cell.same for cell in cells_of(entry, size)}
 
 
 def run(entries: Sequence[Entry], store: Store, report: Report) -> None:
     """Measure every cell that the store lacks, one server after the other."""
-    total = sum(len(list(places_of(entry, store.size))) for entry in entries)
-    done = sum(store.has(entry, place) for entry in entries for place in places_of(entry, store.size))
-    for entry in entries:
-        for setting in settings_of(entry, store.size):
-            lines = [
-                line
-                for line in entry.lines
-                if not store.has(entry, (MADE_ROWS, setting.group, line.label, setting.x, 1))
-            ]
-            if not lines:
-                continue
-            report(f"{entry.name}: {setting.rows:,} rows, {setting.shared_buffers} of buffers", done, total)
-            buffers = {"shared_buffers": setting.shared_buffers, "jit": "off"}
-            with EmbeddedServer(settings=buffers | {"max_parallel_workers_per_gather": "0"}) as server:
-                with psycopg.connect(server.dsn, autocommit=True) as connection:
-                    connection.execute("CREATE EXTENSION pg_dpml")
-                    copy_in(connection, *make_rows(setting.rows))
-                for line in lines:
-                    report(f"{entry.name}: {line.label}", done, total)
-                    options = {"batch_size": setting.batch_size} | dict(line.options)
-                    value = _pass_seconds(server.dsn, line.method, options, entry.groups[0].epsilon)
-                    place = (MADE_ROWS, setting.group, line.label, setting.x, 1)
-                    same = json.dumps([entry.name, *place])
-                    store.add(
-                        entry, dict(zip(PLACE, place, strict=True)) | {"same": same, "pass_seconds": value}
-                    )
-                    done += 1
+    wanted = [(entry, cell) for entry in entries for cell in cells_of(entry, store.size)]
+    left = [(entry, cell) for entry, cell in wanted if not store.has(entry, cell.place)]
+    total, done = len(wanted), len(wanted) - len(left)
+    for (name, setting), of_server in groupby(left, lambda one: (one[0].name, one[1].setting)):
+        report(f"{name}: {setting.rows:,} rows, {setting.shared_buffers} of buffers", done, total)
+        settings = {"shared_buffers": setting.shared_buffers, "jit": "off"}
+        with EmbeddedServer(settings=settings | {"max_parallel_workers_per_gather": "0"}) as server:
+            with psycopg.connect(server.dsn, autocommit=True) as connection:
+                connection.execute("CREATE EXTENSION pg_dpml")
+                copy_in(connection, *make_rows(setting.rows))
+            for entry, cell in of_server:
+                report(f"{name}: {cell.line.label}", done, total)
+                value = _pass_seconds(server.dsn, cell, entry.groups[0].epsilon)
+                place = dict(zip(PLACE, cell.place, strict=True))
+                store.add(entry, place | {"same": cell.same, "pass_seconds": value})
+                done += 1
     report("", done, total)
 
 
-def _pass_seconds(dsn: str, method: str, options: Mapping[str, Any], epsilon: float | None) -> float:
+def _pass_seconds(dsn: str, cell: Timed, epsilon: float | None) -> float:
     """Median time of a pass inside a run."""
-    training = TrainSpec(method, **train_options({"passes": 4} | dict(options), "options"))
+    training = TrainSpec(cell.line.method, **train_options(cell.options, "options"))
     privacy = PrivacySpec(epsilon or 0.1) if training.chosen.private else None
     clock = PassClock()
     pg_dpml.train(dsn, spec(), privacy, training, name=f"timed_{secrets.token_hex(6)}", progress=clock)

@@ -225,8 +225,8 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
     results = cells.read_results(tmp_path / page.PICTURES, name)
     assert results is not None
     assert results["cells"][:2] == before
-    places = [tuple(cell[key] for key in cells.PLACE) for cell in results["cells"]]
-    assert places == [cell.place for cell in cells.cells_of(entries.read(name), "smallest")]
+    places = [cells.place_of(cell) for cell in results["cells"]]
+    assert places == list(cells.runs_of(entries.read(name), "smallest"))
 
 
 @pytest.mark.slow
@@ -237,12 +237,8 @@ def test_every_entry_runs_at_its_smallest_size(tmp_path: Path) -> None:
         entry = entries.read(name)
         results = cells.read_results(tmp_path / page.PICTURES, name)
         assert results is not None
-        if entry.kind == "time":
-            wanted = list(timing.places_of(entry, "smallest"))
-        else:
-            wanted = [cell.place for cell in cells.cells_of(entry, "smallest")]
-        places = [tuple(cell[key] for key in cells.PLACE) for cell in results["cells"]]
-        assert sorted(places, key=str) == sorted(wanted, key=str)
+        wanted = (timing if entry.kind == "time" else cells).runs_of(entry, "smallest")
+        assert {cells.place_of(cell): cell["same"] for cell in results["cells"]} == wanted
         for cell in results["cells"]:
             assert "rejected" not in cell, cell
             assert {entry.measure, "pass_seconds", "gives"} & set(cell), cell
