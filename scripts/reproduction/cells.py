@@ -23,7 +23,7 @@ from pg_dpml import Grid, GuaranteeError, PrivacySpec, TrainSpec
 from pg_dpml.runs.grid import train_options
 from pg_dpml.training.method import methods as registered
 from reproduction import published, tables
-from reproduction.entries import Entry, Group, Line
+from reproduction.entries import AUTO, CEILING, Entry, Group, Line
 
 Record = dict[str, Any]
 Report = Callable[[str, int, int], None]
@@ -52,9 +52,10 @@ class Cell:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the method, with that of the x axis if the method has it."""
+        """Of the method, with that of the x axis if the method has it; the lines to compare with stay."""
         options = dict(self.line.options)
-        if self.group.x != "epsilon" and self.group.x in _options_of(self.line.method):
+        fixed = self.line.label in (AUTO, CEILING)
+        if not fixed and self.group.x in _options_of(self.line.method):
             options[self.group.x] = self.x
         return options
 
@@ -135,7 +136,11 @@ class Store:
         known = read_results(self.folder, entry.name) if self._resume else None
         if known is None or known["size"] != self.size:
             known = {"entry": entry.name, "size": self.size, "rows": {}, "cells": []}
-        known["cells"] = [one for one in known["cells"] if wanted.get(place_of(one)) == one["same"]]
+        known["cells"] = [
+            one
+            for one in known["cells"]
+            if wanted.get(place_of(one)) == one["same"] and (entry.measure in one or "accuracy" not in one)
+        ]
         self._found[entry.name] = known
         for one in known["cells"]:
             self._runs.setdefault(one["same"], one)

@@ -173,15 +173,24 @@ class Claim:
     better : str
         A line.
     than : tuple of str
-        Lines that it is at least as good as.
+        Lines that it is better than.
     data, groups : tuple of str
         Where; empty for everywhere.
+    at : tuple
+        Values of x; empty for all.
+    not_worse : bool
+        The claim is that the line is not worse, so that a level point counts for it.
+    within : float
+        In units of the figure: what counts as level, where that is more than the spread.
     """
 
     text: str
     where: str
     better: str
     than: Sequence[str]
+    at: Sequence[Any] = ()
+    not_worse: bool = False
+    within: float = 0.0
     data: Sequence[str] = ()
     groups: Sequence[str] = ()
 

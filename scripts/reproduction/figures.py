@@ -169,6 +169,8 @@ def verdict(entry: Entry, claim: Claim, points: Mapping[Place, Point]) -> Verdic
         if (claim.data and data not in claim.data) or (claim.groups and group.name not in claim.groups):
             continue
         for x in xs_of(points, data, group):
+            if claim.at and x not in claim.at:
+                continue
             mine = points.get((data, group.name, claim.better, x))
             for other in claim.than:
                 theirs = points.get((data, group.name, other, x))
@@ -180,7 +182,8 @@ def verdict(entry: Entry, claim: Claim, points: Mapping[Place, Point]) -> Verdic
                 )
                 if entry.kind == "time":
                     spread = 0.1 * theirs.mean
-                if difference > spread:
+                spread = max(spread, claim.within)
+                if difference > (-spread if claim.not_worse else spread):
                     ahead += 1
                 elif difference < -spread:
                     behind += 1

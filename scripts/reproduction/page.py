@@ -311,8 +311,10 @@ def _cell(entry: Entry, data: str, group: Group, x: Any, point: Point) -> str:
     text = _number(entry, data, point.mean)
     if len(point.values) > 1:
         text += f" ± {_number(entry, data, point.deviation)}"
-    if point.rejected and not text:
+    if not text and point.rejected:
         text = "rejected"
+    elif not text and point.gives is not None:
+        text = "as ours" if math.isinf(point.gives) else "not run"
     if point.gives is not None:
         given = f"gives {_epsilon(point.gives)}"
         text += f" ({given})" if figures.keeps(group, x, point) else f" (**{given}**)"

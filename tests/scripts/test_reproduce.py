@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,11 @@ def test_a_verdict_counts_points_beyond_their_spread() -> None:
     }
     assert figures.verdict(entry, claim, points) == figures.Verdict(1, 1, 0)
     assert "ahead at 1, level at 1, behind at 0 of 2" in figures.verdict(entry, claim, points).words
+    not_worse = replace(claim, not_worse=True)
+    assert figures.verdict(entry, not_worse, points).words == "**holds** (ahead at all 2 points)"
+    assert figures.verdict(entry, replace(claim, at=(1,)), points) == figures.Verdict(1, 0, 0)
+    wide = replace(claim, better=claim.than[0], than=(claim.better,), not_worse=True, within=0.5)
+    assert figures.verdict(entry, wide, points) == figures.Verdict(2, 0, 0)
 
 
 def test_auto_is_compared_with_lines_that_keep_their_epsilon() -> None:
