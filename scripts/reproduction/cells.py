@@ -89,7 +89,8 @@ def cells_of(entry: Entry, size: str) -> Iterator[Cell]:
             for number in range(1, (entry.splits if size == "full" else 1) + 1):
                 for line in entry.lines_of(data, group):
                     for x in group.of_size(size):
-                        yield Cell(entry, data, group, line, x, number)
+                        tried = line.of_two_candidates if first_only else line
+                        yield Cell(entry, data, group, tried, x, number)
 
 
 def runs_of(entry: Entry, size: str) -> dict[Place, str]:

@@ -118,6 +118,12 @@ class Line:
         """Whether its method gives a guarantee."""
         return registered()[self.method].private
 
+    @property
+    def of_two_candidates(self) -> Line:
+        """The line with a grid of two candidates, if it has a grid."""
+        counts = {name: 2 if place == 0 else 1 for place, name in enumerate(self.grid)}
+        return replace(self, grid={name: self.grid[name][:count] for name, count in counts.items()})
+
     def is_in(self, data: str, group: Group) -> bool:
         """Whether it is drawn in a panel."""
         return (not self.groups or group.name in self.groups) and (not self.data or data in self.data)
