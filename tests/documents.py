@@ -40,7 +40,13 @@ RUN_IN_ORDER = (
 )
 """Pages whose blocks are run, one after the other on one server: what a page makes, the next ones may use."""
 
-REFERENCE = ("docs/guarantees.md", "docs/options.md", "docs/cli.md", "docs/architecture.md")
+REFERENCE = (
+    "docs/guarantees.md",
+    "docs/options.md",
+    "docs/cli.md",
+    "docs/architecture.md",
+    "docs/reproduction.md",
+)
 """Pages without blocks to run."""
 
 _FENCE = re.compile(

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: PostgreSQL
+"""What stored cells say: means over splits, verdicts on claims, and where auto is not first."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reproduction import tables
+from reproduction.entries import AUTO, CEILING, Claim, Entry, Group, Line
+
+Place = tuple[str, str, str, Any]
+"""Data, group, label, x."""
+
+LEAST_DIFFERENCE = 0.3
+"""In points of accuracy: what is less says nothing."""
+LEAST_EPSILON = 0.05
+"""Below it auto need not be first."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A line at one x.
+
+    Attributes
+    ----------
+    values : tuple of float
+        One a split.
+    gives : float or None
+        The epsilon that a published noise gives; infinity for none.
+    rejected : str or None
+        Why the product does not run it.
+    """
+
+    values: tuple[float, ...]
+    gives: float | None = None
+    rejected: str | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Over the splits."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float:
+        """Of one split; 0 for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+
+def points_of(entry: Entry, results: Mapping[str, Any]) -> dict[Place, Point]:
+    """The points of the file of an entry."""
+    measure = "pass_seconds" if entry.kind == "time" else entry.measure
+    found: dict[Place, list[Mapping[str, Any]]] = {}
+    for cell in results["cells"]:
+        found.setdefault((cell["data"], cell["group"], cell["label"], cell["x"]), []).append(cell)
+    return {place: _point(cells, measure) for place, cells in found.items()}
+
+
+def _point(cells: list[Mapping[str, Any]], measure: str) -> Point:
+    gives = None
+    if "gives" in cells[0]:
+        gives = max(math.inf if one["gives"] is None else float(one["gives"]) for one in cells)
+    values = tuple(float(one[measure]) for one in cells if measure in one)
+    return Point(values, gives, next((one["rejected"] for one in cells if "rejected" in one), None))
+
+
+def unit_of(entry: Entry, data: str) -> float:
+    """1 for a percentage, 0.01 for R squared, a loss or seconds, whose small differences count."""
+    if entry.kind == "time" or entry.measure == "loss":
+        return 0.01
+    return 0.01 if tables.read(data).regression else 1.0
+
+
+def sign_of(entry: Entry) -> float:
+    """1 where more is better."""
+    return -1.0 if entry.kind == "time" or entry.measure == "loss" else 1.0
+
+
+def xs_of(points: Mapping[Place, Point], data: str, group: Group) -> list[Any]:
+    """The values of x that a panel has points at."""
+    found = {x for one, name, _, x in points if one == data and name == group.name}
+    return [x for x in group.values if x in found]
+
+
+def epsilon_at(group: Group, x: Any) -> float:
+    """The epsilon that a paper names at a point."""
+    return float(x if group.x == "epsilon" else group.epsilon or 0.0)
+
+
+def keeps(group: Group, x: Any, point: Point) -> bool:
+    """Whether a published noise gives the epsilon that it names."""
+    return point.gives is None or point.gives <= epsilon_at(group, x) * (1.0 + 1e-6)
+
+
+def private_lines(entry: Entry, data: str, group: Group) -> Iterator[Line]:
+    """The lines of a panel whose guarantee holds: those with our noise."""
+    for line in entry.lines_of(data, group):
+        if line.private and line.noise == "ours" and line.label != CEILING:
+            yield line
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A point at which auto is not first by more than `LEAST_DIFFERENCE` points."""
+
+    data: str
+    group: str
+    x: Any
+    best: str
+    by: float
+
+
+def auto_behind(entry: Entry, points: Mapping[Place, Point]) -> tuple[int, list[Behind]]:
+    """How many points there are at epsilon >= 0.05, and those at which auto is behind."""
+    counted, found = 0, []
+    for data, group in entry.panels():
+        for x in xs_of(points, data, group):
+            auto = points.get((data, group.name, AUTO, x))
+            if auto is None or auto.mean is None or epsilon_at(group, x) < LEAST_EPSILON:
+                continue
+            counted += 1
+            others = {
+                line.label: sign_of(entry) * (mean - auto.mean)
+                for line in private_lines(entry, data, group)
+                if (mean := getattr(points.get((data, group.name, line.label, x)), "mean", None)) is not None
+            }
+            best = max(others, key=lambda label: others[label], default=AUTO)
+            if others.get(best, 0.0) > LEAST_DIFFERENCE * unit_of(entry, data):
+                found.append(Behind(data, group.name, x, best, others[best]))
+    return counted, found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds: at how many points its line is ahead, level and behind."""
+
+    ahead: int
+    level: int
+    behind: int
+
+    @property
+    def words(self) -> str:
+        """In one clause."""
+        counted = self.ahead + self.level + self.behind
+        if counted == 0:
+            return "not measured at this size"
+        if self.ahead == counted:
+            return f"**holds** (ahead at {_of(counted, counted)})"
+        if self.behind == counted:
+            return f"**does not hold** (behind at {_of(counted, counted)})"
+        name = "holds in part" if self.ahead else "does not hold"
+        return (
+            f"**{name}** (ahead at {self.ahead}, level at {self.level}, behind at {self.behind} of "
+            f"{counted} points)"
+        )
+
+
+def _of(count: int, counted: int) -> str:
+    return "the one point" if counted == 1 else f"all {count} points"
+
+
+def verdict(entry: Entry, claim: Claim, points: Mapping[Place, Point]) -> Verdict:
+    """A claim, with a difference below 0.3 points or one standard deviation of a split as level."""
+    ahead = level = behind = 0
+    for data, group in entry.panels():
+        if (claim.data and data not in claim.data) or (claim.groups and group.name not in claim.groups):
+            continue
+        for x in xs_of(points, data, group):
+            if claim.at and x not in claim.at:
+                continue
+            mine = points.get((data, group.name, claim.better, x))
+            for other in claim.than:
+                theirs = points.get((data, group.name, other, x))
+                if mine is None or theirs is None or mine.mean is None or theirs.mean is None:
+                    continue
+                difference = sign_of(entry) * (mine.mean - theirs.mean)
+                spread = max(
+                    LEAST_DIFFERENCE * unit_of(entry, data), math.hypot(mine.deviation, theirs.deviation)
+                )
+                if entry.kind == "time":
+                    spread = 0.1 * theirs.mean
+                spread = max(spread, claim.within)
+                if difference > (-spread if claim.not_worse else spread):
+                    ahead += 1
+                elif difference < -spread:
+                    behind += 1
+                else:
+                    level += 1
+    return Verdict(ahead, level, behind)
