@@ -21,6 +21,7 @@ __all__ = [
     "Shuffled",
     "WorkMemory",
     "fill",
+    "in_pages",
     "pack",
     "packing_statement",
     "repack",
@@ -75,7 +76,7 @@ def store_blocks(
 ) -> PackedRows:
     """Store the blocks that a query returns in a new table, which only the current role can read."""
     blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
-    if _block_bytes(source) == BLOCK_PAGE_BYTES:
+    if in_pages(source):
         # One block a page, stored as it is, or a small one could go into the rest of an earlier page, out of
         # order. A table made of its query may be filled by parallel workers, which INSERT may not.
         statement = sql.SQL(
@@ -90,6 +91,11 @@ def store_blocks(
         session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(blocks))
         statement = sql.SQL("INSERT INTO {} (block_no, block) ")
     return PackedRows(blocks, session.execute(statement.format(blocks) + query, parameters))
+
+
+def in_pages(source: Source) -> bool:
+    """Whether every block fits into a page of a table."""
+    return _block_bytes(source) == BLOCK_PAGE_BYTES
 
 
 def row_bytes(source: Source) -> int:
@@ -125,8 +131,8 @@ def packing_statement(source: Source, encoded: sql.Composable, order: sql.Compos
     ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, order=order)
 
 
-def shuffled(source: Source) -> Shuffled:
-    """Every row encoded, in a fresh random order.
+def shuffled(source: Source, table: sql.Identifier | None = None) -> Shuffled:
+    """Every row encoded, in a fresh random order; `table`: read from there instead of the source's table.
 
     Notes
     -----
@@ -138,7 +144,7 @@ def shuffled(source: Source) -> Shuffled:
     parameters = {"encoder": json_parameter(source.encoder)}
     if source.unit is None:
         encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
-        return Shuffled(encoded + from_clause(source), _ANY_ORDER, sql.SQL("true"), parameters)
+        return Shuffled(encoded + from_clause(source, table), _ANY_ORDER, sql.SQL("true"), parameters)
     keyed = sql.SQL(
         "SELECT {record} AS record, {unit} AS unit, dpml.random_key() AS key, dpml.random_key() AS tie "
     ).format(record=record, unit=sql.Identifier("t", source.unit))
@@ -149,7 +155,7 @@ def shuffled(source: Source) -> Shuffled:
         "pg_catalog.first_value(k.key) OVER own AS unit_key "
         "FROM ({keyed} OFFSET 0) AS k WINDOW own AS (PARTITION BY k.unit ORDER BY k.tie)) AS u "
         "WHERE u.unit IS NULL OR u.place <= {most}"
-    ).format(keyed=keyed + from_clause(source), most=sql.Literal(source.max_rows_per_unit))
+    ).format(keyed=keyed + from_clause(source, table), most=sql.Literal(source.max_rows_per_unit))
     return Shuffled(
         encoded,
         sql.SQL("e.key, e.unit, e.place"),

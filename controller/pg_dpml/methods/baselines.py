@@ -91,6 +91,8 @@ class LbfgsPlan(Plan):
 
     work: Lbfgs
 
+    needs_order: ClassVar[bool] = False
+
     def run(self, job: Job) -> Result:
         """Minimise over the packed rows."""
         goal = Goal(self.work.tolerance, math.inf, self.work.passes)
@@ -200,6 +202,7 @@ class MajorityPlan(Plan):
 
     work: Constant
 
+    needs_order: ClassVar[bool] = False
     norm: ClassVar[str] = "clip_values"  # the intercept is 1 in every row
 
     def run(self, job: Job) -> Result:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from pg_dpml import kernels
 from pg_dpml.errors import SpecError
@@ -112,6 +113,8 @@ class _SgdPlan(BoltOnPlan):
 @dataclass(frozen=True)
 class _CertifiedPlan(BoltOnPlan):
     work: Certified
+
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Find the minimiser, then add the noise; the number of passes is not disclosed."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -130,6 +130,8 @@ class AdaptivePlan(Plan):
 
     work: AdaptiveDescent
     noise: AdaptiveNoise
+
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Take the steps that rho pays for.

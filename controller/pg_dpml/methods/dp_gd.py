@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -188,6 +188,8 @@ class DescentPlan(Plan):
 
     work: Descent
     noise: ComposedNoise
+
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Take the steps on the packed rows."""

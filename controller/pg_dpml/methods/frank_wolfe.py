@@ -95,6 +95,7 @@ class FrankWolfePlan(Plan):
     work: L1Descent
     noise: ChoiceNoise
 
+    needs_order: ClassVar[bool] = False
     norm: ClassVar[str] = "clip_values"
 
     def run(self, job: Job) -> Result:

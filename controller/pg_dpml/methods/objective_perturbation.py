@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.kernels import Loss, Noise
@@ -65,6 +65,8 @@ class ObjectivePlan(Plan):
 
     work: Certified
     noise: ObjectiveNoise
+
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Draw the linear term, find the minimiser, add the noise; the number of passes is not disclosed."""

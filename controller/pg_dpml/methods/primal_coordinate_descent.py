@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -115,6 +115,8 @@ class PrimalPlan(Plan):
 
     work: PrimalDescent
     noise: CoordinateNoise
+
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Take the steps; each sees a noisy model only, and what it changes gets noise before it is kept."""

@@ -12,7 +12,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -114,6 +114,8 @@ class PrivGenePlan(Plan):
 
     work: Evolution
     noise: ChoiceNoise
+
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Take the generations; of the rows each sees what was chosen alone."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class StatisticsPlan(Plan):
 
     work: Statistics
     noise: ComposedNoise
+
+    needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:
         """Sum up the packed rows, and solve.
