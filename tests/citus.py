@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Servers with Citus, for the tests: built from the sources that a variable names, and started on one machine.
+"""Servers with Citus, for the tests: built from the sources that a variable names, and started here.
 
-`python tests/distributed/citus.py` builds and prints the pg_config of the server. Citus is a server to run on:
+`python tests/citus.py` builds and prints the pg_config of the server. Citus is a server to run on:
 nothing here is linked with it.
 """
 
@@ -167,6 +167,10 @@ class Servers:
         while len(self._servers) < number:
             server = EmbeddedServer(major=MAJOR, settings=_SETTINGS, pg_config=pg_config())
             self._servers.append(self._started.enter_context(server))
+            with psycopg.connect(server.dsn, autocommit=True) as connection:
+                # By which a node connects to itself.
+                connection.execute(f"ALTER SYSTEM SET citus.local_hostname = '{address(server)[0]}'".encode())
+                connection.execute("SELECT pg_reload_conf()")
         return self._servers[:number]
 
     def cluster(self, database: str, n_workers: int) -> Cluster:
