@@ -41,6 +41,7 @@ _SETTINGS = {
     "citus.node_conninfo": "sslmode=disable",
     "citus.shard_count": "4",
     "citus.enable_statistics_collection": "off",
+    "log_statement": "all",  # what a node's operator can see
 }
 
 
@@ -145,6 +146,10 @@ class Cluster:
     def dsn_of(self, user: str) -> str:
         """Of the coordinator, as another role."""
         return self.coordinator.dsn_of(self.database, user)
+
+    def log(self) -> bytes:
+        """The logs of all nodes."""
+        return b"".join(node.log_path.read_bytes() for node in self.nodes)
 
     def on_nodes(self, query: str) -> list[list[tuple[object, ...]]]:
         """What a query returns on every node, the coordinator's answer first."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pg_dpml.blocks.blocks import Blocks, fields_of
+from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.packing import PackedRows, in_pages, pack, packing_statement, shuffled
+from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.dependencies import tables_read
 from pg_dpml.database.session import Session, sql
@@ -21,6 +23,7 @@ __all__ = [
     "Distribution",
     "ShardedBlocks",
     "Whereabouts",
+    "gathered",
     "has_citus",
     "packed_blocks",
     "require_packable",
@@ -101,19 +104,7 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     needs_order : bool
         Whether the method takes all rows in one random order.
     """
-    if not has_citus(session):
-        return Whereabouts()
-    rows = session.fetch(
-        sql.SQL(
-            "SELECT p.partmethod::pg_catalog.text, "
-            "pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) "
-            "FROM pg_catalog.pg_dist_partition AS p "
-            "WHERE p.logicalrelid = ANY (%(tables)s::pg_catalog.oid[]) "
-            "AND NOT (p.partmethod = 'n' AND p.repmodel = 't') "  # reference tables are on every node
-            "ORDER BY p.logicalrelid <> %(own)s::pg_catalog.oid"
-        ),
-        {"tables": tables_read(session, source.table), "own": source.table.oid},
-    )
+    rows = _distributed_tables(session, source)
     if not rows:
         return Whereabouts()
     reason = _reason_to_travel(source, rows, needs_order)
@@ -123,6 +114,23 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     return Whereabouts(
         Distribution(rows[0][1], shards),
         f"packed and summed on the workers, in {len(shards.numbers)} shards: only sums travel",
+    )
+
+
+def _distributed_tables(session: Session, source: Source) -> list[tuple[str, str]]:
+    """Kind of distribution and distribution column of the tables that are read, the source's own first."""
+    if not has_citus(session):
+        return []
+    return session.fetch(
+        sql.SQL(
+            "SELECT p.partmethod::pg_catalog.text, "
+            "pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) "
+            "FROM pg_catalog.pg_dist_partition AS p "
+            "WHERE p.logicalrelid = ANY (%(tables)s::pg_catalog.oid[]) "
+            "AND NOT (p.partmethod = 'n' AND p.repmodel = 't') "  # reference tables are on every node
+            "ORDER BY p.logicalrelid <> %(own)s::pg_catalog.oid"
+        ),
+        {"tables": tables_read(session, source.table), "own": source.table.oid},
     )
 
 
@@ -170,11 +178,33 @@ def packed_blocks(session: Session, source: Source, *, needs_order: bool) -> Blo
     """
     distribution = whereabouts(session, source, needs_order=needs_order).distribution
     if distribution is None:
-        return Blocks(session, source, pack(session, source))
-    blocks = _blocks_table(session, source, distribution)
-    packing = _packing(session, source, distribution.shards, blocks)
+        here = gathered(session, source)
+        blocks = Blocks(session, here, pack(session, here))
+        if here is not source:
+            blocks.tables.append(here.table.identifier)
+        return blocks
+    shards = _blocks_table(session, source, distribution)
+    packing = _packing(session, source, distribution.shards, shards)
     n_blocks = session.fetch_one(packing.query, packing.parameters())[0]
-    return ShardedBlocks(session, source, PackedRows(blocks.table, n_blocks), distribution=distribution)
+    return ShardedBlocks(session, source, PackedRows(shards.table, n_blocks), distribution=distribution)
+
+
+def gathered(session: Session, source: Source) -> Source:
+    """The rows in a work table on this server, where those of a unit have to be brought together.
+
+    Returns the source itself where its rows can be packed as they come.
+    """
+    if source.unit is None or not _distributed_tables(session, source):
+        return source
+    name = f"rows_{secrets.token_hex(8)}"
+    used = dict.fromkeys([*columns_read(source.encoder), source.encoder["label"]["name"], source.unit])
+    columns = sql.SQL(", ").join(sql.Identifier("t", name) for name in used)
+    with session.owners_path():
+        session.execute(
+            sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {} ").format(sql.Identifier(_SCHEMA, name), columns)
+            + from_clause(source)
+        )
+    return replace(source, where=None, table=replace(source.table, schema=_SCHEMA, name=name))
 
 
 def require_packable(session: Session, source: Source, *, needs_order: bool) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
 """Copies of stored models on the workers of Citus, where predictions over a distributed table run.
 
-A copy has no charge: ledger and budgets are on the coordinator alone. A worker is asked on its own connection:
-what it did stays, whatever becomes of the transaction of the session.
+A copy has no charge: ledger and budgets are on the coordinator alone. What a
+worker is asked to do stays done, whatever becomes of the transaction of the session.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Are the workers of Citus fit for use: their extension, the rights of the role there, their copies of models?"""
+"""Are the workers of Citus fit for use: their extension, a role's rights there, their copies of models?"""
 
 from __future__ import annotations
 
