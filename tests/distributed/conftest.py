@@ -70,7 +70,8 @@ def furnished(cluster: Cluster) -> Cluster:
             "SELECT i, i / 3, x, x[1] + x[2] / 2 + sin(77 * i) / 3 > 0, "
             "(ARRAY['a', 'b', 'c'])[1 + (i * 7 + (x[3] > 0)::int) %% 3], x[1] / 2 + x[4] / 3 "
             "FROM generate_series(0, %s) AS i, "
-            "LATERAL (SELECT array_agg(sin(i * (2 * k + 1) * 1.7)) AS x FROM generate_series(1, %s) AS k) AS f"
+            "LATERAL (SELECT array_agg(sin(i * (2 * k + 1) * 1.7)) AS x "
+            "FROM generate_series(1, %s) AS k) AS f"
         )
         for table in ("points", "visits"):
             connection.execute(f"INSERT INTO {table} {rows}".encode(), (N - 1, FEATURES))

@@ -225,8 +225,9 @@ def require_packable(session: Session, source: Source, *, needs_order: bool) -> 
         packing = _packing(session, source, distribution.shards, blocks)
         session.require_runs(
             packing.query,
-            f"the rows of {shown(source.table.name)} cannot be read on a worker, and PostgreSQL's message is "
-            "not shown because it may quote a row: write the filter so that it can fail on no row",
+            f"the rows of {shown(source.table.name)} cannot be packed on a worker, and PostgreSQL's message "
+            "is not shown because it may quote a row: dpml doctor looks at the workers, and a filter must be "
+            "written so that it can fail on no row",
             packing.parameters("EXPLAIN "),
         )
 
