@@ -13,6 +13,7 @@ from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.packing import PackedRows, in_pages, pack, packing_statement, shuffled
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
+from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.dependencies import tables_read
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import RunFailedError
@@ -23,9 +24,12 @@ __all__ = [
     "Distribution",
     "ShardedBlocks",
     "Whereabouts",
+    "distribute",
+    "distribution_column",
     "gathered",
     "has_citus",
     "packed_blocks",
+    "place_of_portions",
     "require_packable",
     "use_one_snapshot",
     "whereabouts",
@@ -117,6 +121,13 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     )
 
 
+def place_of_portions(session: Session, source: Source) -> str:
+    """What a plan says of rows that are dealt out at random; empty for a table that is not distributed."""
+    if not _distributed_tables(session, source):
+        return ""
+    return "the rows travel to the coordinator and are packed there: all are dealt out at random"
+
+
 def _distributed_tables(session: Session, source: Source) -> list[tuple[str, str]]:
     """Kind of distribution and distribution column of the tables that are read, the source's own first."""
     if not has_citus(session):
@@ -166,6 +177,32 @@ def _shards_of(session: Session, table: sql.Identifier) -> Shards:
         {"table": table.as_string()},
     )
     return Shards(table, tuple(number for number, _ in rows), tuple(name for _, name in rows))
+
+
+def distribution_column(session: Session, table: SourceTable) -> str | None:
+    """The column by whose hash Citus distributes a table; None for any other table."""
+    if not has_citus(session):
+        return None
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) "
+            "FROM pg_catalog.pg_dist_partition AS p "
+            "WHERE p.logicalrelid = %(table)s::pg_catalog.oid AND p.partmethod = 'h'"
+        ),
+        {"table": table.oid},
+    )
+    return str(rows[0][0]) if rows else None
+
+
+def distribute(session: Session, table: sql.Identifier, column: str, beside: sql.Identifier) -> None:
+    """Distribute an empty table by a column, each shard on the node of that shard of another table."""
+    session.execute(
+        sql.SQL(
+            "SELECT pg_catalog.create_distributed_table(%(table)s::pg_catalog.regclass, %(column)s, "
+            "colocate_with => %(beside)s)"
+        ),
+        {"table": table.as_string(), "column": column, "beside": beside.as_string()},
+    )
 
 
 def packed_blocks(session: Session, source: Source, *, needs_order: bool) -> Blocks:
@@ -248,13 +285,7 @@ def _blocks_table(session: Session, source: Source, distribution: Distribution) 
     )
     if not in_pages(source):
         session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(table))
-    session.execute(
-        sql.SQL(
-            "SELECT pg_catalog.create_distributed_table(%(table)s::pg_catalog.regclass, 'key', "
-            "colocate_with => %(rows)s)"
-        ),
-        {"table": table.as_string(), "rows": source.table.identifier.as_string()},
-    )
+    distribute(session, table, "key", source.table.identifier)
     blocks = _shards_of(session, table)
     if len(blocks.numbers) != len(distribution.shards.numbers):
         raise RunFailedError("a shard of the table was split while the run began, and no model was stored")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pg_dpml.blocks.distributed import use_one_snapshot
 from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.query import record_of
 from pg_dpml.database.catalog import SourceTable, look_up_table
@@ -115,6 +116,7 @@ def release_error(
     """
 
     def decide(session: Session) -> _Release:
+        use_one_snapshot(session)
         model = models.load_model(session, name)
         found = look_up_table(session, table)
         charged_to = dataset or budgets.dataset_of(session, model, found)
