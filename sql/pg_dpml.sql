@@ -960,9 +960,11 @@ CREATE AGGREGATE dpml.on_shards(shard bigint, command text, shards bigint[], tok
 );
 COMMENT ON AGGREGATE dpml.on_shards(bigint, text, bigint[], text[], text[], float8[]) IS
 'runs statements once in each shard of a distributed table of Citus that has rows, with the caller''s rights
-SELECT dpml.on_shards(dpml.shard_id(t.tableoid), ''DELETE FROM #copy'', ''{102008}'', ''{#copy}'', ''{public.copy_102040}'', NULL) FROM t
-For the shard that is the i-th of shards, the tokens stand for the names i, as many as there are tokens; $1 stands for
-value. The result is the number of rows of the last statements. They run where the rows are, in the transaction of the query.';
+SELECT dpml.on_shards(dpml.shard_id(t.tableoid), ''DELETE FROM #copy'', ''{102008}'', ''{#copy}'',
+''{public.copy_102040}'', NULL) FROM t
+For the shard that is the i-th of shards, the tokens stand for the names i, as many as there are tokens; $1 stands
+for value. The result is the number of rows of the last statements. They run where the rows are, in the transaction
+of the query.';
 GRANT EXECUTE ON FUNCTION dpml.on_shards(bigint, text, bigint[], text[], text[], float8[]) TO dpml_curator;
 
 CREATE FUNCTION dpml.pack_transition(internal, bytea) RETURNS internal

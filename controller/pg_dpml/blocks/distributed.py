@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Rows of a distributed table of Citus, packed and summed where they are: only sums travel."""
+"""Rows of a distributed table of Citus, packed and summed where they are: only sums travel.
+
+Long because the work tables, what fills their shards and what sums over them share one layout.
+"""
 
 from __future__ import annotations
 
@@ -226,12 +229,13 @@ def packed_blocks(session: Session, source: Source, *, needs_order: bool) -> Blo
     return ShardedBlocks(session, source, PackedRows(shards.table, n_blocks), distribution=distribution)
 
 
-def gathered(session: Session, source: Source) -> Source:
+def gathered(session: Session, source: Source, *, always: bool = False) -> Source:
     """The rows in a work table on this server, where those of a unit have to be brought together.
 
-    Returns the source itself where its rows can be packed as they come.
+    Returns the source itself where its rows can be packed as they come: those of a table that is not
+    distributed, and without units unless `always`.
     """
-    if source.unit is None or not _distributed_tables(session, source):
+    if (source.unit is None and not always) or not _distributed_tables(session, source):
         return source
     name = f"rows_{secrets.token_hex(8)}"
     used = dict.fromkeys([*columns_read(source.encoder), source.encoder["label"]["name"], source.unit])
@@ -241,7 +245,7 @@ def gathered(session: Session, source: Source) -> Source:
             sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {} ").format(sql.Identifier(_SCHEMA, name), columns)
             + from_clause(source)
         )
-    return replace(source, where=None, table=replace(source.table, schema=_SCHEMA, name=name))
+    return replace(source, where=None, table=replace(source.table, oid=0, schema=_SCHEMA, name=name))
 
 
 def require_packable(session: Session, source: Source, *, needs_order: bool) -> None:
