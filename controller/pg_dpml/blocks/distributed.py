@@ -239,7 +239,7 @@ def gathered(session: Session, source: Source, *, always: bool = False) -> Sourc
         return source
     name = f"rows_{secrets.token_hex(8)}"
     used = dict.fromkeys([*columns_read(source.encoder), source.encoder["label"]["name"], source.unit])
-    columns = sql.SQL(", ").join(sql.Identifier("t", name) for name in used)
+    columns = sql.SQL(", ").join(sql.Identifier("t", name) for name in used if name is not None)
     with session.owners_path():
         session.execute(
             sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {} ").format(sql.Identifier(_SCHEMA, name), columns)
