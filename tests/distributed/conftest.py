@@ -20,7 +20,7 @@ def citus_servers() -> Iterator[Servers]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with started_servers() as servers:
+    with started_servers({"log_statement": "all"}) as servers:  # what an operator of a node can see
         yield servers
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: PostgreSQL
 """Servers with Citus, for the tests: built from the sources that a variable names, and started here.
 
-`python tests/citus.py` builds and prints the pg_config of the server. Citus is a server to run on:
+`python scripts/citus.py` builds and prints the pg_config of the server. Citus is a server to run on:
 nothing here is linked with it.
 """
 
@@ -14,10 +14,11 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psycopg
 
@@ -41,7 +42,6 @@ _SETTINGS = {
     "citus.node_conninfo": "sslmode=disable",
     "citus.shard_count": "4",
     "citus.enable_statistics_collection": "off",
-    "log_statement": "all",  # what a node's operator can see
 }
 
 
@@ -163,14 +163,15 @@ class Cluster:
 class Servers:
     """Servers of which clusters are made: a coordinator and workers, each started when it is needed."""
 
-    def __init__(self, started: ExitStack) -> None:
+    def __init__(self, started: ExitStack, settings: Mapping[str, str] = MappingProxyType({})) -> None:
         self._started = started
+        self._settings = {**_SETTINGS, **settings}
         self._servers: list[EmbeddedServer] = []
 
     def take(self, number: int) -> Sequence[EmbeddedServer]:
         """So many servers, always the same first ones."""
         while len(self._servers) < number:
-            server = EmbeddedServer(major=MAJOR, settings=_SETTINGS, pg_config=pg_config())
+            server = EmbeddedServer(major=MAJOR, settings=self._settings, pg_config=pg_config())
             self._servers.append(self._started.enter_context(server))
             with psycopg.connect(server.dsn, autocommit=True) as connection:
                 # By which a node connects to itself.
@@ -201,10 +202,10 @@ def address(server: EmbeddedServer) -> tuple[str, int]:
 
 
 @contextmanager
-def started_servers() -> Iterator[Servers]:
-    """No server at first; all that were started are stopped at the end."""
+def started_servers(settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Servers]:
+    """No server at first, each with these settings; all that were started are stopped at the end."""
     with ExitStack() as started:
-        yield Servers(started)
+        yield Servers(started, settings)
 
 
 if __name__ == "__main__":
