@@ -31,7 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 import accuracy
+import citus
 import pg_dpml
+from bench_distributed import auto_distributed
 from bench_rows import FEATURES, Floats, copy_in, copy_in_sparse, copy_out, make_rows, spec
 from pg_dpml import PrivacySpec, TrainSpec, kernels
 from pg_dpml.blocks import packing, source
@@ -80,6 +82,7 @@ GOALS: Mapping[str, float] = {
     "frank-wolfe-step-seconds": 0.3,
     "auto-covertype": 80.0,
     "auto-wide": 2.0,
+    "auto-distributed": 1.3,
     "start-up": 2.2,
 }
 AT_LEAST = ("noiseless-vs-rows",)
@@ -482,6 +485,15 @@ class Bench:
             times.append((seconds(ours), seconds(minimiser)))
         return [compare("auto-wide", *zip(*times[1:], strict=True))]
 
+    def auto_distributed(self) -> list[Result]:
+        """`auto` on a distributed table with two workers, against one server with two parallel workers."""
+        reason = citus.why_not()
+        if reason is not None:
+            log.print(f"  not run: {reason}")
+            return []
+        two, one = auto_distributed(self.n_rows, max(1, self.runs // 3), {"max_wal_size": "8GB"})
+        return [compare("auto-distributed", two, one)]
+
 
 def sklearn_epoch(x: Floats, y: Floats, epochs: int = 1, *, check: bool = False) -> Callable[[], object]:
     """A call of scikit-learn's SGD on rows in their order; imported late, as few of the results need it."""
@@ -545,6 +557,7 @@ def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GO
         "frank-wolfe-step": Bench.frank_wolfe_step,
         "auto-covertype": Bench.auto_covertype,
         "auto-wide": Bench.auto_wide,
+        "auto-distributed": Bench.auto_distributed,
         "start-up": Bench.start_up,
     }
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)

@@ -943,6 +943,30 @@ COMMENT ON AGGREGATE dpml.gram(bytea, float8[], jsonb) IS
 The options are a JSON object of loss (logistic, huber_svm or squared), huber_h and clip.';
 GRANT EXECUTE ON FUNCTION dpml.gram(bytea, float8[], jsonb) TO dpml_curator;
 
+CREATE FUNCTION dpml.shard_id(tableoid oid) RETURNS bigint
+	LANGUAGE C STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_shard_id';
+COMMENT ON FUNCTION dpml.shard_id(oid) IS
+'number of the shard of a distributed table that tableoid is, by its name; see on_shards';
+GRANT EXECUTE ON FUNCTION dpml.shard_id(oid) TO dpml_curator;
+
+CREATE FUNCTION dpml.on_shards_transition(bigint, bigint, text, bigint[], text[], text[], float8[]) RETURNS bigint
+	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_on_shards_transition';
+COMMENT ON FUNCTION dpml.on_shards_transition(bigint, bigint, text, bigint[], text[], text[], float8[]) IS 'transition of dpml.on_shards';
+-- Citus asks for this right of those who call the aggregate, too.
+GRANT EXECUTE ON FUNCTION dpml.on_shards_transition(bigint, bigint, text, bigint[], text[], text[], float8[]) TO dpml_curator;
+
+CREATE AGGREGATE dpml.on_shards(shard bigint, command text, shards bigint[], tokens text[], names text[], value float8[]) (
+	SFUNC = dpml.on_shards_transition, STYPE = bigint, COMBINEFUNC = pg_catalog.int8pl, PARALLEL = UNSAFE
+);
+COMMENT ON AGGREGATE dpml.on_shards(bigint, text, bigint[], text[], text[], float8[]) IS
+'runs statements once in each shard of a distributed table of Citus that has rows, with the caller''s rights
+SELECT dpml.on_shards(dpml.shard_id(t.tableoid), ''DELETE FROM #copy'', ''{102008}'', ''{#copy}'',
+''{public.copy_102040}'', NULL) FROM t
+For the shard that is the i-th of shards, the tokens stand for the names i, as many as there are tokens; $1 stands
+for value. The result is the number of rows of the last statements. They run where the rows are, in the transaction
+of the query.';
+GRANT EXECUTE ON FUNCTION dpml.on_shards(bigint, text, bigint[], text[], text[], float8[]) TO dpml_curator;
+
 CREATE FUNCTION dpml.pack_transition(internal, bytea) RETURNS internal
 	LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_pack_transition';
 COMMENT ON FUNCTION dpml.pack_transition(internal, bytea) IS 'transition of dpml.pack';

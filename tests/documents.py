@@ -36,6 +36,7 @@ RUN_IN_ORDER = (
     "docs/for-security-officers.md",
     "docs/security.md",
     "docs/operations.md",
+    "docs/distributed.md",
     "docs/glossary.md",
 )
 """Pages whose blocks are run, one after the other on one server: what a page makes, the next ones may use."""

@@ -286,7 +286,19 @@ COMMANDS = {
 def test_the_commands_are_these() -> None:
     assert set(COMMANDS) == {
         *("load", "inspect", "check", "plan", "train", "tune", "compare", "evaluate", "predict", "demo"),
-        *("models", "show", "grant", "revoke", "report", "plot", "export", "drop", "doctor", "cleanup"),
+        *(
+            "models",
+            "show",
+            "grant",
+            "revoke",
+            "report",
+            "plot",
+            "export",
+            "drop",
+            "share",
+            "doctor",
+            "cleanup",
+        ),
         *("budget open", "budget show", "budget history", "budget close"),
         *("dataset register", "dataset withdraw", "dataset list", "serve"),
     }

@@ -126,14 +126,14 @@ def test_rows_without_an_order_are_the_same_rows(database: str, visits: str) -> 
     with Database(f"{database} options='{settings}'").session() as session:
         source = resolve(session, data)
         plans = {}
-        for how in (packing.shuffled, packing.gathered):
+        for how in (packing.shuffled, packing.grouped):
             rows = how(source)
             statement = packing.packing_statement(source, rows.encoded, rows.order)
             plan = session.fetch(sql.SQL("EXPLAIN (VERBOSE) ") + statement, rows.parameters)
             plans[how] = "\n".join(line for (line,) in plan)
     assert "Sort" in plans[packing.shuffled]
-    assert "Sort" not in plans[packing.gathered]
-    below = plans[packing.gathered].partition("Gather")[2]
+    assert "Sort" not in plans[packing.grouped]
+    below = plans[packing.grouped].partition("Gather")[2]
     assert "encode(" in below
     assert "pack(" not in below
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.session import Session, sql
 from pg_dpml.kernels import FloatArray
 
-__all__ = ["Blocks", "GradientSums", "GramSums"]
+__all__ = ["Blocks", "GradientSums", "GramSums", "fields_of"]
 
 
 class GradientSums(NamedTuple):
@@ -82,20 +83,14 @@ class Blocks:
         -------
         GradientSums
         """
-        gradient, losses, rows = self.session.fetch_one(
-            sql.SQL(
-                "SELECT (g.sums).gradient, (g.sums).losses, (g.sums).rows FROM (SELECT "
-                "dpml.gradient(b.block, (SELECT w.weights FROM {weights} AS w), %(options)s) AS sums "
-                "FROM {blocks} AS b OFFSET 0) AS g"
-            ).format(weights=self._send(weights), blocks=self.packed.blocks),
+        parts = self._sums(
+            sql.SQL("dpml.gradient(b.block, (SELECT w.weights FROM {} AS w), %(options)s)").format(
+                self._send(weights)
+            ),
+            ("gradient", "losses", "rows"),
             {"options": json_parameter(options)},
-            binary=True,
         )
-        return GradientSums(
-            None if gradient is None else np.asarray(gradient, dtype=np.float64),
-            None if losses is None else np.asarray(losses, dtype=np.float64),
-            rows or 0,
-        )
+        return GradientSums(_added(parts, 0), _added(parts, 1), _rows(parts, 2))
 
     def hessian(self, weights: FloatArray, options: Mapping[str, Any]) -> FloatArray:
         """Sum of the Hessians of the rows' losses, un-noised.
@@ -112,28 +107,32 @@ class Blocks:
         ndarray of shape (n_features, n_features)
             Symmetric.
         """
-        (triangle,) = self.session.fetch_one(
-            sql.SQL(
-                "SELECT (g.sums).xx FROM (SELECT "
-                "dpml.gram(b.block, (SELECT w.weights FROM {weights} AS w), %(options)s) AS sums "
-                "FROM {blocks} AS b OFFSET 0) AS g"
-            ).format(weights=self._send(weights), blocks=self.packed.blocks),
+        parts = self._sums(
+            sql.SQL("dpml.gram(b.block, (SELECT w.weights FROM {} AS w), %(options)s)").format(
+                self._send(weights)
+            ),
+            ("xx",),
             {"options": json_parameter(options)},
-            binary=True,
         )
-        return _symmetric(triangle, len(weights))
+        return _symmetric(_added(parts, 0), len(weights))
 
     def gram(self) -> GramSums:
         """Second moments of all packed rows, un-noised."""
-        xx, xy, rows = self.session.fetch_one(
-            sql.SQL(
-                "SELECT (g.sums).xx, (g.sums).xy, (g.sums).rows "
-                "FROM (SELECT dpml.gram(b.block) AS sums FROM {blocks} AS b OFFSET 0) AS g"
-            ).format(blocks=self.packed.blocks),
+        parts = self._sums(sql.SQL("dpml.gram(b.block)"), ("xx", "xy", "rows"), {})
+        d = self.source.n_features
+        xy = _added(parts, 1)
+        return GramSums(_symmetric(_added(parts, 0), d), np.zeros(d) if xy is None else xy, _rows(parts, 2))
+
+    def _sums(
+        self, call: sql.SQL | sql.Composed, fields: Sequence[str], parameters: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        """Fields of an aggregate's result over each part of the packed rows: here one part, all of them."""
+        query = sql.SQL("SELECT {fields} FROM (SELECT {call} AS sums FROM {blocks} AS b OFFSET 0) AS g")
+        return self.session.fetch(
+            query.format(fields=fields_of("g.sums", fields), call=call, blocks=self.packed.blocks),
+            parameters,
             binary=True,
         )
-        d = self.source.n_features
-        return GramSums(_symmetric(xx, d), np.zeros(d) if xy is None else np.asarray(xy), rows or 0)
 
     def whiten(self, whitening: FloatArray, norm: float) -> None:
         """Replace every row x by x norm / ||P x||; P, shape (n_features, n_features), is sent by COPY."""
@@ -149,15 +148,19 @@ class Blocks:
         whitening : ndarray of shape (n_features, n_features)
             The matrix P.
         """
-        white = Blocks(self.session, self.source, self._whitened_rows(whitening, 1.0))
+        white = replace(self, packed=self._whitened_rows(whitening, 1.0))
         self.tables.append(white.packed.blocks)
         white.tables = self.tables
         return white
 
     def _whitened_rows(self, whitening: FloatArray, norm: float) -> PackedRows:
-        matrix = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
-        self.session.copy_row(matrix, ["float8[]"], [whitening.reshape(-1)])
-        return whiten(self.session, self.source, self.packed, matrix, norm)
+        return whiten(self.session, self.source, self.packed, self.send_matrix(whitening), norm)
+
+    def send_matrix(self, matrix: FloatArray) -> sql.Identifier:
+        """A new work table of one row and one column, `matrix`, row by row."""
+        table = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
+        self.session.copy_row(table, ["float8[]"], [matrix.reshape(-1)])
+        return table
 
     def repack(self) -> None:
         """Put the rows in a fresh random order."""
@@ -179,7 +182,23 @@ class Blocks:
             self.session.execute(sql.SQL("DROP TABLE {}").format(table))
 
 
-def _symmetric(triangle: Sequence[float] | None, size: int) -> FloatArray:
+def fields_of(composite: str, fields: Sequence[str]) -> sql.Composed:
+    """Fields of a composite column `table.column`, as a select list."""
+    column = sql.Identifier(*composite.split("."))
+    return sql.SQL(", ").join(sql.SQL("({}).{}").format(column, sql.Identifier(name)) for name in fields)
+
+
+def _added(parts: Sequence[Sequence[Any]], index: int) -> FloatArray | None:
+    """Sum of the arrays at a place of the parts, in their order; None if no part has one."""
+    arrays = [np.asarray(part[index], dtype=np.float64) for part in parts if part[index] is not None]
+    return functools.reduce(np.add, arrays) if arrays else None
+
+
+def _rows(parts: Sequence[Sequence[Any]], index: int) -> int:
+    return sum(part[index] or 0 for part in parts)
+
+
+def _symmetric(triangle: FloatArray | None, size: int) -> FloatArray:
     """The symmetric matrix with this upper triangle, row by row; zeros for None, the sum over no rows."""
     full = np.zeros((size, size))
     if triangle is not None:

@@ -21,7 +21,8 @@ __all__ = [
     "PackedRows",
     "WorkMemory",
     "fill",
-    "gathered",
+    "grouped",
+    "in_pages",
     "pack",
     "packing_statement",
     "repack",
@@ -79,7 +80,7 @@ def store_blocks(
 ) -> PackedRows:
     """Store the blocks that a query returns in a new table, which only the current role can read."""
     blocks = sql.Identifier("dpml_work", f"blocks_{secrets.token_hex(8)}")
-    if _block_bytes(source) == BLOCK_PAGE_BYTES:
+    if in_pages(source):
         # One block a page, stored as it is, or a small one could go into the rest of an earlier page, out of
         # order. A table made of its query may be filled by parallel workers, which INSERT may not.
         statement = sql.SQL(
@@ -96,6 +97,11 @@ def store_blocks(
         session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(blocks))
         statement = sql.SQL("INSERT INTO {} (block_no, block) ")
     return PackedRows(blocks, session.execute(statement.format(blocks) + query, parameters))
+
+
+def in_pages(source: Source) -> bool:
+    """Whether every block fits into a page of a table."""
+    return _block_bytes(source) == BLOCK_PAGE_BYTES
 
 
 def row_bytes(source: Source) -> int:
@@ -132,8 +138,8 @@ def packing_statement(source: Source, encoded: sql.Composable, order: sql.Compos
     ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, by=by)
 
 
-def shuffled(source: Source) -> EncodedRows:
-    """Every row encoded, in a fresh random order.
+def shuffled(source: Source, table: sql.Identifier | None = None) -> EncodedRows:
+    """Every row encoded, in a fresh random order; `table`: read from there instead of the source's table.
 
     Notes
     -----
@@ -142,10 +148,11 @@ def shuffled(source: Source) -> EncodedRows:
     Source: privacy/README.md, "Randomness" and "Unit of privacy".
     """
     if source.unit is None:
-        return _rows(source, _ANY_ORDER)
+        return _rows(source, _ANY_ORDER, table)
     return _units(
         source,
         source.unit,
+        table,
         keys=sql.SQL(", dpml.random_key() AS key"),
         unit_keys=sql.SQL(", pg_catalog.first_value(k.key) OVER own AS unit_key"),
         key=sql.SQL(", CASE WHEN u.unit IS NULL THEN u.key ELSE u.unit_key END AS key"),
@@ -153,8 +160,8 @@ def shuffled(source: Source) -> EncodedRows:
     )
 
 
-def gathered(source: Source) -> EncodedRows:
-    """Every row encoded, in any order in which the rows of a unit lie together.
+def grouped(source: Source, table: sql.Identifier | None = None) -> EncodedRows:
+    """Every row encoded, in any order in which the rows of a unit lie together; `table`: as of `shuffled`.
 
     Notes
     -----
@@ -163,15 +170,15 @@ def gathered(source: Source) -> EncodedRows:
     Source: privacy/README.md, "Randomness" and "Unit of privacy".
     """
     if source.unit is None:
-        return _rows(source, None)
-    return _units(source, source.unit, order=sql.SQL("e.unit, e.place"))
+        return _rows(source, None, table)
+    return _units(source, source.unit, table, order=sql.SQL("e.unit, e.place"))
 
 
-def _rows(source: Source, order: sql.Composable | None) -> EncodedRows:
+def _rows(source: Source, order: sql.Composable | None, table: sql.Identifier | None) -> EncodedRows:
     """Rows that are units of privacy themselves."""
     record = record_of(source.encoder, source.table, with_label=True)
     encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
-    return EncodedRows(encoded + from_clause(source), order, sql.SQL("true"), _parameters(source))
+    return EncodedRows(encoded + from_clause(source, table), order, sql.SQL("true"), _parameters(source))
 
 
 _NOTHING = sql.SQL("")
@@ -180,6 +187,7 @@ _NOTHING = sql.SQL("")
 def _units(
     source: Source,
     unit: str,
+    table: sql.Identifier | None,
     *,
     keys: sql.SQL = _NOTHING,
     unit_keys: sql.SQL = _NOTHING,
@@ -199,7 +207,7 @@ def _units(
     ).format(
         key=key,
         unit_keys=unit_keys,
-        keyed=keyed + from_clause(source),
+        keyed=keyed + from_clause(source, table),
         most=sql.Literal(source.max_rows_per_unit),
     )
     starts = sql.SQL("(e.unit IS NULL OR e.place = 1)")
@@ -225,7 +233,7 @@ def pack(session: Session, source: Source, *, ordered: bool = True) -> PackedRow
     -------
     PackedRows
     """
-    rows = shuffled(source) if ordered else gathered(source)
+    rows = shuffled(source) if ordered else grouped(source)
     with session.owners_path():
         return fill(session, source, rows.encoded, rows.order, rows.parameters)
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pg_dpml.blocks.distributed import gathered
 from pg_dpml.blocks.packing import PackedRows, fill, shuffled
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session, sql
@@ -42,6 +43,7 @@ def pack_portions(session: Session, source: Source, sizes: Sequence[int]) -> lis
     unit depends on no value of any row.
     Source: privacy/README.md, "Private tuning".
     """
+    here = gathered(session, source)
     work = sql.Identifier("dpml_work", f"encoded_{secrets.token_hex(8)}")
     session.execute(
         sql.SQL(
@@ -50,7 +52,7 @@ def pack_portions(session: Session, source: Source, sizes: Sequence[int]) -> lis
     )
     # Features do not compress.
     session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN row SET STORAGE EXTERNAL").format(work))
-    rows = shuffled(source)
+    rows = shuffled(here)
     firsts = [1 + before for before in itertools.accumulate(sizes, initial=0)][:-1]
     dealt = sql.SQL(
         "INSERT INTO {work} (portion, place, row) "
@@ -83,5 +85,6 @@ def pack_portions(session: Session, source: Source, sizes: Sequence[int]) -> lis
         )
         for i in range(len(sizes))
     ]
-    session.execute(sql.SQL("DROP TABLE {}").format(work))
+    for table in (work,) if here is source else (work, here.table.identifier):
+        session.execute(sql.SQL("DROP TABLE {}").format(table))
     return portions

@@ -32,9 +32,12 @@ _TOO_LONG = sql.SQL(
 )
 
 
-def from_clause(source: Source) -> sql.Composed:
-    """FROM clause with the alias t, and the filter, which is the owner's own SQL and declared public."""
-    clause = sql.SQL("FROM {} AS t").format(source.table.identifier)
+def from_clause(source: Source, table: sql.Identifier | None = None) -> sql.Composed:
+    """FROM clause with the alias t, and the filter, which is the owner's own SQL and declared public.
+
+    `table`, such as a shard, is read instead of the source's table.
+    """
+    clause = sql.SQL("FROM {} AS t").format(table or source.table.identifier)
     if source.where is not None:
         # A line of its own: the filter may end in a comment.
         clause += sql.SQL(" WHERE (") + verbatim(source.where) + sql.SQL("\n)")

@@ -20,11 +20,13 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.database.versions import versions as read_versions
 from pg_dpml.ledger import models as registry
+from pg_dpml.ledger import nodes
 from pg_dpml.names import shown, visible
 from pg_dpml.reports import effects, model_report, plots, words
 from pg_dpml.reports import sql_expression as exporting
 from pg_dpml.reports.html import model_html
 from pg_dpml.server import maintenance
+from pg_dpml.server.workers import examine_workers
 
 
 @command
@@ -88,6 +90,20 @@ def revoke(model: ModelName, role: RoleName, output: Output) -> None:
     with output.session() as session:
         found = registry.revoke_model(session, model, role)
     _print_grants(found, output)
+
+
+@command
+def share(model: ModelName, output: Output) -> None:
+    """Copy a model to the workers of Citus again, such as one that was added since."""
+    with output.session() as session:
+        found = registry.load_model(session, model)
+        if not nodes.workers(session):
+            raise pg_dpml.SpecError("this database has no workers of Citus: its models need no copies")
+        failed = nodes.copy_model(session, found.name)
+    if failed:
+        answers = "; ".join(f"{worker.name}: {worker.answer}" for worker in failed)
+        raise pg_dpml.DpmlError(f"model {shown(model)} was not copied to every worker: {answers}")
+    output.print(f"Model {shown(model)} is on every worker.", {"shared": found.name})
 
 
 def _print_grants(model: registry.Model, output: Output, warning: str | None = None) -> None:
@@ -205,7 +221,7 @@ def doctor(
     """Examine server, extension, rights and connection. The exit code is 1 if something is wrong."""
     # Nothing secret crosses the network here, so that a missing TLS can be reported.
     with Database(output.dsn, insecure=True).session() as session:
-        checks = maintenance.examine(session, table)
+        checks = maintenance.examine(session, table) + examine_workers(session)
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:

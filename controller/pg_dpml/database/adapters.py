@@ -27,6 +27,7 @@ from pg_dpml.database.failures import LONGEST_SHOWN
 __all__ = [
     "Cursor",
     "Float8Array",
+    "TextCursor",
     "array_parameter",
     "encodable_text",
     "json_parameter",
@@ -95,6 +96,15 @@ class Cursor(psycopg.Cursor[tuple[Any, ...]]):
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         super().__init__(connection, row_factory=tuple_row)
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """The adapters of this module."""
+        return _ADAPTERS
+
+
+class TextCursor(psycopg.ClientCursor[tuple[Any, ...]]):
+    """As `Cursor`, of which `mogrify` gives the text of a statement with its parameters in it."""
 
     @property
     def adapters(self) -> AdaptersMap:

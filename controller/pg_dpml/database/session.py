@@ -11,7 +11,7 @@ import numpy as np
 import psycopg
 from psycopg import pq, sql
 
-from pg_dpml.database.adapters import Cursor, Float8Array, encodable_text, verbatim
+from pg_dpml.database.adapters import Cursor, Float8Array, TextCursor, encodable_text, verbatim
 from pg_dpml.database.failures import is_of_statement, translate
 from pg_dpml.errors import DpmlError, SpecError
 
@@ -160,6 +160,11 @@ class Session:
             self._escaped(query), parameters or {}, prepare=False, binary=binary
         )
 
+    def text(self, query: Query, parameters: Mapping[str, Any] | None = None) -> str:
+        """A statement as one text with its parameters, for another node to run, which may log it."""
+        with encodable_text():
+            return TextCursor(self.driver).mogrify(self._escaped(query), parameters or {})
+
     def fetch_one(
         self, query: Query, parameters: Mapping[str, Any] | None = None, *, binary: bool = False
     ) -> tuple[Any, ...]:
@@ -242,6 +247,10 @@ class Session:
         self.execute(sql.SQL("SET LOCAL row_security = on"))
         (number,) = self._quoting_no_row(query, None, failed)[0]
         return int(number)
+
+    def require_runs(self, query: Query, failed: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Run a query that lets other nodes plan the owner's SQL; errors as of `require_readable`."""
+        self._quoting_no_row(query, parameters, failed, is_of_statement)
 
     def require_readable(
         self, query: Query, failed: str, parameters: Mapping[str, Any] | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pg_dpml.blocks.distributed import distribute, distribution_column
 from pg_dpml.blocks.query import record_of
 from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
@@ -165,7 +166,8 @@ def predict(
     """Write a model's predictions for every row of a table into a new table.
 
     The new table has the id column, `prediction` (text) and `value` (float8,
-    see `dpml.predict_value`).
+    see `dpml.predict_value`). Where Citus distributes `table` by the id column, it distributes the new table
+    so too, and no row leaves its worker.
 
     Parameters
     ----------
@@ -199,16 +201,21 @@ def predict(
         id_column = found.column(id_column, "id")
         if id_column in ("prediction", "value"):
             raise SpecError("id: the new table already has columns called prediction and value")
-        statement = sql.SQL(
-            "CREATE TABLE {target} AS SELECT t.{id}, dpml.predict({model}, {record}) AS prediction, "
+        target = new_table(session, into)
+        predictions = sql.SQL(
+            "SELECT t.{id}, dpml.predict({model}, {record}) AS prediction, "
             "dpml.predict_value({model}, {record}) AS value FROM {table} AS t"
         ).format(
-            target=new_table(session, into),
             id=sql.Identifier(id_column),
             # CREATE TABLE AS takes no parameters.
             model=sql.Literal(stored.name),
             record=record_of(stored.encoder, found, with_label=False),
             table=found.identifier,
         )
+        create = sql.SQL("CREATE TABLE {} AS ").format(target) + predictions
         with session.owners_path():
-            return session.execute(statement)
+            if distribution_column(session, found) != id_column:
+                return session.execute(create)
+            session.execute(create + sql.SQL(" WITH NO DATA"))
+            distribute(session, target, id_column, found.identifier)
+            return session.execute(sql.SQL("INSERT INTO {} ").format(target) + predictions)

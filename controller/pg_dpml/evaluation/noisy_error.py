@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pg_dpml.blocks.distributed import use_one_snapshot
 from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.query import record_of
 from pg_dpml.database.catalog import SourceTable, look_up_table
@@ -116,6 +117,7 @@ def release_error(
     """
 
     def decide(session: Session) -> _Release:
+        use_one_snapshot(session)
         model = models.load_model(session, name)
         found = look_up_table(session, table)
         charged_to = dataset or budgets.dataset_of(session, model, found)
@@ -279,7 +281,7 @@ def _charge(session: Session, release: _Release, dataset: str | None) -> chargin
 def _used_rows(table: SourceTable, guarantee: Guarantee, shown: sql.Composable) -> sql.Composed:
     """FROM clause with the expressions `shown` of the rows t used: at most m rows of a unit, at random."""
     if guarantee.unit is None:
-        return sql.SQL("FROM (SELECT {} FROM {} AS t OFFSET 0) AS u").format(shown, table.identifier)
+        return sql.SQL("FROM (SELECT {} FROM {} AS t) AS u").format(shown, table.identifier)
     return sql.SQL(
         "FROM (SELECT {shown}, {unit} IS NULL OR pg_catalog.row_number() OVER "
         "(PARTITION BY {unit} ORDER BY pg_catalog.random()) <= {most} AS used "
@@ -308,24 +310,20 @@ def _sum(release: _Release) -> sql.Composed:
     Source: privacy/README.md, "Scores and errors".
     """
     record = record_of(release.model.encoder, release.table, with_label=True)
-    rows = _used_rows(release.table, release.guarantee, sql.SQL("{} AS record").format(record))
+    # No record leaves the subquery: Citus sends its rows to the coordinator, or leaves them on the workers.
     if release.clip is None:
-        return (
-            sql.SQL(
-                "SELECT pg_catalog.count(*) FILTER (WHERE dpml.predict(%(model)s, u.record) "
-                "IS DISTINCT FROM dpml.label(%(model)s, u.record)) "
-            )
-            + rows
+        wrong = sql.SQL(
+            "dpml.predict(%(model)s, {record}) IS DISTINCT FROM dpml.label(%(model)s, {record}) AS wrong"
+        ).format(record=record)
+        return sql.SQL("SELECT pg_catalog.count(*) FILTER (WHERE u.wrong) ") + _used_rows(
+            release.table, release.guarantee, wrong
         )
     # The root of the clip bounds the difference before it is squared, which then cannot overflow.
     error = sql.SQL(
-        "{units}::float8 * (least(pg_catalog.abs(dpml.label(%(model)s, u.record)::float8 "
-        "- dpml.predict_value(%(model)s, u.record)), {root}::float8) / {root}::float8) ^ 2::float8"
-    ).format(units=sql.Literal(release.units), root=sql.Literal(math.sqrt(release.clip)))
-    return (
-        sql.SQL(
-            "SELECT coalesce(pg_catalog.sum(coalesce(pg_catalog.round({})::pg_catalog.int8, {})), 0)"
-            "::pg_catalog.int8 "
-        ).format(error, sql.Literal(release.units))
-        + rows
+        "coalesce(pg_catalog.round({units}::float8 * (least(pg_catalog.abs("
+        "dpml.label(%(model)s, {record})::float8 - dpml.predict_value(%(model)s, {record})), {root}::float8) "
+        "/ {root}::float8) ^ 2::float8)::pg_catalog.int8, {units}) AS error"
+    ).format(units=sql.Literal(release.units), root=sql.Literal(math.sqrt(release.clip)), record=record)
+    return sql.SQL("SELECT coalesce(pg_catalog.sum(u.error), 0)::pg_catalog.int8 ") + _used_rows(
+        release.table, release.guarantee, error
     )

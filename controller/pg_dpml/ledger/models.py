@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pg_dpml.database.adapters import array_parameter, json_parameter
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import SpecError
+from pg_dpml.ledger import nodes
 from pg_dpml.names import did_you_mean, reads_as, shown
 from pg_dpml.spec.checks import require_text
 
@@ -176,6 +177,7 @@ def store_model(session: Session, model: Model) -> None:
     if model.owner is not None:
         values["owner"] = model.owner
     session.execute(_insert("models", values), values)
+    nodes.keep_copies(session, model.name, nodes.copy_model)
     session.must_last(f"model {shown(model.name)} may be stored, as dpml models shows")
 
 
@@ -257,6 +259,7 @@ def drop_model(session: Session, name: str) -> None:
     model = load_model(session, name)
     (dropped,) = session.fetch_one(sql.SQL("SELECT dpml.drop_model(%(name)s)"), {"name": name})
     _require_ours(model, int(dropped))
+    nodes.keep_copies(session, name, nodes.copy_drop)
 
 
 def grant_model(session: Session, name: str, role: str) -> Model:
@@ -311,6 +314,7 @@ def _change_grants(session: Session, name: str, role: str, granted_to: sql.Compo
         {"name": name, "role": role},
     )
     _require_ours(model, changed)
+    nodes.keep_copies(session, name, nodes.copy_grants)
     return load_model(session, name)
 
 

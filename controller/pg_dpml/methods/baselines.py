@@ -202,8 +202,8 @@ class MajorityPlan(Plan):
 
     work: Constant
 
-    norm: ClassVar[str] = "clip_values"  # the intercept is 1 in every row
     needs_order: ClassVar[bool] = False
+    norm: ClassVar[str] = "clip_values"  # the intercept is 1 in every row
 
     def run(self, job: Job) -> Result:
         """Find the most frequent class, or the mean."""

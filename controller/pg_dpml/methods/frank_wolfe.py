@@ -95,8 +95,8 @@ class FrankWolfePlan(Plan):
     work: L1Descent
     noise: ChoiceNoise
 
-    norm: ClassVar[str] = "clip_values"
     needs_order: ClassVar[bool] = False
+    norm: ClassVar[str] = "clip_values"
 
     def run(self, job: Job) -> Result:
         """Take the steps; of the rows each sees its choice alone."""

@@ -45,6 +45,8 @@ def plan_record(
         record["noise"] = plan.noise.record()
     if plan.reason:
         record["reason"] = plan.reason
+    if plan.place:
+        record["place"] = plan.place
     if plan.noise_reason:
         record["noise_reason"] = plan.noise_reason
     if outlook is not None:
@@ -96,6 +98,7 @@ def how_lines(plan: Plan) -> list[str]:
             + (f" with its derivative clipped at {loss.clip:g}" if math.isfinite(loss.clip) else ""),
         ),
         *([("Why", plan.reason)] if plan.reason else []),
+        *([("Where", plan.place)] if plan.place else []),
         *plan.work.lines(),
         *((("Noise on", plan.noise.added_to), *plan.noise.lines()) if plan.noise is not None else ()),
         *([("Noise kind", plan.noise_reason)] if plan.noise_reason else []),

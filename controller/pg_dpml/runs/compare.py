@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pg_dpml.blocks.distributed import gathered
 from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import Source, resolve
 from pg_dpml.database.database import Database
-from pg_dpml.database.session import Session
+from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError, GuaranteeError, RunFailedError, SpecError
 from pg_dpml.ledger.transaction import failure_text
 from pg_dpml.names import did_you_mean, visible
@@ -346,12 +347,17 @@ def _measure_splits(
     """
     try:
         with owner_stamp(not public):
+            # Citus cannot plan what counts labels.
+            here = gathered(session, source, always=True)
             majority = _measure_each_split(
-                session, source, n_test, runs, splits, progress or (lambda phase, done, total: None)
+                session, here, n_test, runs, splits, progress or (lambda phase, done, total: None)
             )
             # Last, so that no frame of a failure holds values of rows.
             with session.owners_path():
-                return count_left_out(session, source), majority
+                left_out = count_left_out(session, here)
+            if here is not source:
+                session.execute(sql.SQL("DROP TABLE {}").format(here.table.identifier))
+            return left_out, majority
     except DpmlError:
         raise
     except Exception as error:

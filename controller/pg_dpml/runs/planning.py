@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pg_dpml.blocks.distributed import whereabouts
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
@@ -129,5 +130,5 @@ def plan_of_run(
         refusal = charging.refusal_of(session, source.table, data.dataset, error, at_epsilon, terms)
     else:
         decided.require_room(session, source)
-        return decided
+        return replace(decided, place=whereabouts(session, source, needs_order=decided.needs_order).text)
     raise refusal

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.distributed import (
+    packed_blocks,
+    require_packable,
+    use_one_snapshot,
+)
 from pg_dpml.blocks.encoder import is_sparse
-from pg_dpml.blocks.packing import pack
 from pg_dpml.blocks.preparing import require_plannable, require_runnable
 from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import Source, resolve
@@ -209,17 +212,20 @@ def train_model(
     started = time.monotonic()
 
     def begin(session: Session) -> tuple[Source, Plan]:
+        use_one_snapshot(session)
         resolved = resolve(session, data)
         require_runnable(session, resolved)
         n_units = count_units(session, resolved)
         decided = plan_of_run(session, resolved, n_units, data, privacy, training, terms)
+        source = resolved.changed(decided.encoder_change)
+        require_packable(session, source, needs_order=decided.needs_order)
         if terms is not None:
             terms.require_passes(decided.work.passes)
         if owner is not None:
             registry.require_role(session, owner, "owner")
         if decided.guarantee is None:
             registry.require_new_name(session, name)
-        return resolved.changed(decided.encoder_change), decided
+        return source, decided
 
     def charge(session: Session, begun: tuple[Source, Plan]) -> charging.Charged:
         assert privacy is not None
@@ -320,9 +326,9 @@ def _run(
     report = progress or (lambda phase, done, total: None)
     report("pack", 0, 1)
     start_run(session)
-    packed = pack(session, source, ordered=decided.needs_order)
+    blocks = packed_blocks(session, source, needs_order=decided.needs_order)
     report("pack", 1, 1)
-    result = run_method(Job(Blocks(session, source, packed), decided, report))
+    result = run_method(Job(blocks, decided, report))
     return released_model(session, source, decided, data, name, charge, result, tuning, owner), result.passes
 
 

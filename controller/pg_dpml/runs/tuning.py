@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pg_dpml.blocks.blocks import Blocks
+from pg_dpml.blocks.distributed import place_of_portions, use_one_snapshot
 from pg_dpml.blocks.portions import equal_sizes, pack_portions
 from pg_dpml.blocks.preparing import require_runnable
 from pg_dpml.blocks.query import count_units
@@ -193,6 +194,7 @@ def _tune_privately(
 
 
 def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid: Grid, name: str) -> _Tuning:
+    use_one_snapshot(session)
     source = resolve(session, data)
     require_runnable(session, source)
     n_units = count_units(session, source)
@@ -206,6 +208,8 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     plans = plan_candidates(
         source, sizes[:-1], data, replace(privacy, delta=privacy.delta_for(n_units)), grid
     )
+    place = place_of_portions(session, source)
+    plans = tuple(replace(plan, place=place) for plan in plans)
     for plan in plans:
         plan.require_room(session, source)
     if sum(plan.problem.n_weights for plan in plans) > MOST_SCORED:

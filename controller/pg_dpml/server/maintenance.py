@@ -17,6 +17,8 @@ from pg_dpml.errors import DpmlError
 from pg_dpml.names import shown
 
 __all__ = [
+    "BUILD",
+    "CURATOR_RIGHTS",
     "Check",
     "WorkTable",
     "drop_work_tables",

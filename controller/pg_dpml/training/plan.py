@@ -123,6 +123,8 @@ class Plan(ABC):
         A sentence on why these passes and this noise, where the method chose among several ways.
     noise_reason : str
         Which kind of noise it is and what that means for the budget, where the budget has a say.
+    place : str
+        Where the rows of a distributed table are packed; empty for any other table.
     """
 
     method: str
@@ -133,6 +135,7 @@ class Plan(ABC):
     warnings: tuple[str, ...] = ()
     reason: str = ""
     noise_reason: str = ""
+    place: str = ""
 
     norm: ClassVar[str | None] = None
     """How the encoder must bound rows for the guarantee to hold; None: to norm 1, as the spec says."""

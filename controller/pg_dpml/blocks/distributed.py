@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: PostgreSQL
+"""Rows of a distributed table of Citus, packed and summed where they are: only sums travel.
+
+Long because the work tables, what fills their shards and what sums over them share one layout.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from pg_dpml.blocks.blocks import Blocks, fields_of
+from pg_dpml.blocks.encoder import columns_read
+from pg_dpml.blocks.packing import PackedRows, grouped, in_pages, pack, packing_statement
+from pg_dpml.blocks.query import from_clause
+from pg_dpml.blocks.source import Source
+from pg_dpml.database.catalog import SourceTable
+from pg_dpml.database.dependencies import tables_read
+from pg_dpml.database.session import Session, sql
+from pg_dpml.errors import RunFailedError
+from pg_dpml.kernels import FloatArray
+from pg_dpml.names import shown
+
+__all__ = [
+    "Distribution",
+    "ShardedBlocks",
+    "Whereabouts",
+    "distribute",
+    "distribution_column",
+    "gathered",
+    "has_citus",
+    "packed_blocks",
+    "place_of_portions",
+    "require_packable",
+    "use_one_snapshot",
+    "whereabouts",
+]
+
+_SCHEMA = "dpml_work"
+_NO_VALUE = sql.SQL("NULL::pg_catalog.float8[]")
+
+
+class Shards(NamedTuple):
+    """The shards of a distributed table, in the order of the parts of the hash's values."""
+
+    table: sql.Identifier
+    numbers: tuple[int, ...]
+    names: tuple[str, ...]
+    """Their names on the workers, quoted and with the schema."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How Citus distributes a table by the hash of a column.
+
+    Attributes
+    ----------
+    key : str
+        The column.
+    shards : Shards
+    """
+
+    key: str
+    shards: Shards
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where the rows of a run are packed and summed.
+
+    Attributes
+    ----------
+    distribution : Distribution or None
+        Of a table whose rows stay on the workers; None: they are packed on the server that is asked.
+    text : str
+        What a plan says of it; empty for a table that is not distributed.
+    """
+
+    distribution: Distribution | None = None
+    text: str = ""
+
+
+def has_citus(session: Session) -> bool:
+    """Whether the database has the extension citus."""
+    (found,) = session.fetch_one(
+        sql.SQL("SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')")
+    )
+    return bool(found)
+
+
+def use_one_snapshot(session: Session) -> None:
+    """Let Citus open one connection to each worker, so that all statements of a run there share a snapshot.
+
+    Called before the first statement of the transaction that reads a table.
+    Source: privacy/README.md, "Distributed tables".
+    """
+    if has_citus(session):
+        session.execute(sql.SQL("SET LOCAL citus.max_adaptive_executor_pool_size = 1"))
+        session.execute(sql.SQL("SET LOCAL citus.multi_shard_modify_mode = 'sequential'"))
+
+
+def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Whereabouts:
+    """Where a run packs the rows of a table, by the catalog alone.
+
+    Parameters
+    ----------
+    session : Session
+    source : Source
+    needs_order : bool
+        Whether the method takes all rows in one random order.
+    """
+    rows = _distributed_tables(session, source)
+    if not rows:
+        return Whereabouts()
+    reason = _reason_to_travel(source, rows, needs_order)
+    if reason is not None:
+        return Whereabouts(None, f"the rows travel to the coordinator and are packed there: {reason}")
+    shards = _shards_of(session, source.table.identifier)
+    return Whereabouts(
+        Distribution(rows[0][1], shards),
+        f"packed and summed on the workers, in {len(shards.numbers)} shards: only sums travel",
+    )
+
+
+def place_of_portions(session: Session, source: Source) -> str:
+    """What a plan says of rows that are dealt out at random; empty for a table that is not distributed."""
+    if not _distributed_tables(session, source):
+        return ""
+    return "the rows travel to the coordinator and are packed there: all are dealt out at random"
+
+
+def _distributed_tables(session: Session, source: Source) -> list[tuple[str, str]]:
+    """Kind of distribution and distribution column of the tables that are read, the source's own first."""
+    if not has_citus(session):
+        return []
+    return session.fetch(
+        sql.SQL(
+            "SELECT p.partmethod::pg_catalog.text, "
+            "pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) "
+            "FROM pg_catalog.pg_dist_partition AS p "
+            "WHERE p.logicalrelid = ANY (%(tables)s::pg_catalog.oid[]) "
+            "AND NOT (p.partmethod = 'n' AND p.repmodel = 't') "  # reference tables are on every node
+            "ORDER BY p.logicalrelid <> %(own)s::pg_catalog.oid"
+        ),
+        {"tables": tables_read(session, source.table), "own": source.table.oid},
+    )
+
+
+def _reason_to_travel(source: Source, found: Sequence[tuple[str, str]], needs_order: bool) -> str | None:
+    """Why the rows cannot stay on the workers; None if they can."""
+    if source.table.kind != "r":
+        return "a view or a partitioned table has no shards of its own"
+    ((method, key),) = found[:1]
+    if method != "h":
+        return "the table is not distributed by the hash of a column"
+    if needs_order:
+        return "the method takes all rows in one random order"
+    if source.where is not None and "select" in source.where.lower():
+        return "the filter may read other tables, which a worker cannot"
+    if source.unit is not None and source.unit != key:
+        return (
+            f"the rows of a unit may lie in several shards, as the table is distributed by {shown(key)}, "
+            f"not by {shown(source.unit)}"
+        )
+    return None
+
+
+def _shards_of(session: Session, table: sql.Identifier) -> Shards:
+    # Citus leaves the schema public out of a name.
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT s.shardid, CASE WHEN n.nspname = 'public' THEN 'public.' ELSE '' END || "
+            "pg_catalog.shard_name(s.logicalrelid, s.shardid) "
+            "FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_class AS c ON c.oid = s.logicalrelid "
+            "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE s.logicalrelid = %(table)s::pg_catalog.regclass ORDER BY s.shardminvalue::pg_catalog.int4"
+        ),
+        {"table": table.as_string()},
+    )
+    return Shards(table, tuple(number for number, _ in rows), tuple(name for _, name in rows))
+
+
+def distribution_column(session: Session, table: SourceTable) -> str | None:
+    """The column by whose hash Citus distributes a table; None for any other table."""
+    if not has_citus(session):
+        return None
+    rows = session.fetch(
+        sql.SQL(
+            "SELECT pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) "
+            "FROM pg_catalog.pg_dist_partition AS p "
+            "WHERE p.logicalrelid = %(table)s::pg_catalog.oid AND p.partmethod = 'h'"
+        ),
+        {"table": table.oid},
+    )
+    return str(rows[0][0]) if rows else None
+
+
+def distribute(session: Session, table: sql.Identifier, column: str, beside: sql.Identifier) -> None:
+    """Distribute an empty table by a column, each shard on the node of that shard of another table."""
+    session.execute(
+        sql.SQL(
+            "SELECT pg_catalog.create_distributed_table(%(table)s::pg_catalog.regclass, %(column)s, "
+            "colocate_with => %(beside)s)"
+        ),
+        {"table": table.as_string(), "column": column, "beside": beside.as_string()},
+    )
+
+
+def packed_blocks(session: Session, source: Source, *, needs_order: bool) -> Blocks:
+    """Every row encoded and packed, where `whereabouts` says.
+
+    Raises
+    ------
+    RunFailedError
+        If a shard was added, moved or split since the run began.
+    """
+    distribution = whereabouts(session, source, needs_order=needs_order).distribution
+    if distribution is None:
+        here = gathered(session, source)
+        blocks = Blocks(session, here, pack(session, here, ordered=needs_order))
+        if here is not source:
+            blocks.tables.append(here.table.identifier)
+        return blocks
+    shards = _blocks_table(session, source, distribution)
+    packing = _packing(session, source, distribution.shards, shards)
+    n_blocks = session.fetch_one(packing.query, packing.parameters())[0]
+    return ShardedBlocks(session, source, PackedRows(shards.table, n_blocks), distribution=distribution)
+
+
+def gathered(session: Session, source: Source, *, always: bool = False) -> Source:
+    """The rows in a work table on this server, where those of a unit have to be brought together.
+
+    Returns the source itself where its rows can be packed as they come: those of a table that is not
+    distributed, and without units unless `always`.
+    """
+    if (source.unit is None and not always) or not _distributed_tables(session, source):
+        return source
+    name = f"rows_{secrets.token_hex(8)}"
+    used = dict.fromkeys([*columns_read(source.encoder), source.encoder["label"]["name"], source.unit])
+    columns = sql.SQL(", ").join(sql.Identifier("t", name) for name in used if name is not None)
+    with session.owners_path():
+        session.execute(
+            sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT {} ").format(sql.Identifier(_SCHEMA, name), columns)
+            + from_clause(source)
+        )
+    return replace(source, where=None, table=replace(source.table, oid=0, schema=_SCHEMA, name=name))
+
+
+def require_packable(session: Session, source: Source, *, needs_order: bool) -> None:
+    """Let the workers create an empty table of blocks and plan the packing of their rows, which is undone.
+
+    Nothing is done where the rows are not packed on workers: see `whereabouts`.
+
+    Raises
+    ------
+    SpecError, DpmlError
+        If a worker cannot, as its extension, its rights or the filter do not allow it.
+    """
+    distribution = whereabouts(session, source, needs_order=needs_order).distribution
+    if distribution is None:
+        return
+    with session.discarded():
+        blocks = _blocks_table(session, source, distribution)
+        packing = _packing(session, source, distribution.shards, blocks)
+        session.require_runs(
+            packing.query,
+            f"the rows of {shown(source.table.name)} cannot be packed on a worker, and PostgreSQL's message "
+            "is not shown because it may quote a row: dpml doctor looks at the workers, and a filter must be "
+            "written so that it can fail on no row",
+            packing.parameters("EXPLAIN "),
+        )
+
+
+def _blocks_table(session: Session, source: Source, distribution: Distribution) -> Shards:
+    """A new work table, empty, in as many shards as the rows, each on the node of the rows of its number.
+
+    Its distribution column stays NULL: rows are put into its shards by name, and `GROUP BY key` lets Citus
+    leave each group where it is.
+    """
+    table = sql.Identifier(_SCHEMA, f"blocks_{secrets.token_hex(8)}")
+    session.execute(
+        sql.SQL(
+            "CREATE UNLOGGED TABLE {table} (key, shard, block) "
+            "WITH (fillfactor = 10, toast_tuple_target = 8160) "
+            "AS SELECT t.{key}, 0, ''::pg_catalog.bytea FROM {rows} AS t WITH NO DATA"
+        ).format(table=table, key=sql.Identifier(distribution.key), rows=source.table.identifier)
+    )
+    if not in_pages(source):
+        session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(table))
+    distribute(session, table, "key", source.table.identifier)
+    blocks = _shards_of(session, table)
+    if len(blocks.numbers) != len(distribution.shards.numbers):
+        raise RunFailedError("a shard of the table was split while the run began, and no model was stored")
+    return blocks
+
+
+class _OnShards(NamedTuple):
+    """A statement to run in each shard of a table: see `dpml.on_shards`."""
+
+    over: Shards
+    statement: str
+    tokens: tuple[str, ...]
+    """Stand in the statement for a shard of `over`, the shard beside it, and their place."""
+    into: Shards
+    before: str
+    """A statement that comes first."""
+    value: sql.Composable
+    """An expression whose value is $1 in the statement."""
+
+    @property
+    def query(self) -> sql.Composed:
+        """Returns the number of rows that the statements touched."""
+        return sql.SQL(
+            "SELECT coalesce(dpml.on_shards(dpml.shard_id(t.tableoid), %(command)s, "
+            "%(shards)s::pg_catalog.int8[], %(tokens)s::pg_catalog.text[], %(names)s::pg_catalog.text[], "
+            "{value}), 0) FROM {over} AS t"
+        ).format(value=self.value, over=self.over.table)
+
+    def parameters(self, verb: str = "") -> dict[str, Any]:
+        """Parameters of the query; with the verb EXPLAIN the statement is only planned."""
+        pairs = zip(self.over.names, self.into.names, strict=True)
+        return {
+            "command": f"{self.before};\n{verb}{self.statement}",
+            "shards": list(self.over.numbers),
+            "tokens": list(self.tokens),
+            "names": [name for place, (over, into) in enumerate(pairs) for name in (over, into, str(place))],
+        }
+
+
+def _on_shards(
+    session: Session,
+    over: Shards,
+    into: Shards,
+    statement: Callable[[sql.Identifier, sql.Identifier, sql.Identifier], sql.Composed],
+    parameters: Mapping[str, Any],
+    value: sql.Composable = _NO_VALUE,
+) -> _OnShards:
+    """A statement that is made for a shard, the shard beside it, and their place."""
+    # Names that no other text of the statement can have.
+    stand_ins = [sql.Identifier(_SCHEMA, f"shard_{secrets.token_hex(16)}") for _ in range(3)]
+    with session.owners_path():
+        (path,) = session.fetch_one(sql.SQL("SELECT pg_catalog.current_setting('search_path')"))
+    return _OnShards(
+        over=over,
+        statement=session.text(statement(*stand_ins), parameters),
+        tokens=tuple(stand_in.as_string() for stand_in in stand_ins),
+        into=into,
+        before=session.text(
+            sql.SQL("SELECT pg_catalog.set_config('search_path', %(path)s, true)"), {"path": path}
+        ),
+        value=value,
+    )
+
+
+def _packing(session: Session, source: Source, over: Shards, into: Shards) -> _OnShards:
+    """What packs the rows of each shard into the shard of blocks beside it."""
+
+    def statement(rows: sql.Identifier, blocks: sql.Identifier, place: sql.Identifier) -> sql.Composed:
+        return sql.SQL(
+            "INSERT INTO {} (key, shard, block) SELECT NULL, {}, p.block FROM ({}) AS p (number, block)"
+        ).format(blocks, place, packing_statement(source, grouped(source, rows).encoded, found.order))
+
+    found = grouped(source)
+    return _on_shards(session, over, into, statement, found.parameters)
+
+
+@dataclass
+class ShardedBlocks(Blocks):
+    """Packed rows in the shards of a distributed work table, each beside the rows that it was made of.
+
+    Attributes
+    ----------
+    distribution : Distribution
+    """
+
+    distribution: Distribution = field(kw_only=True)
+
+    def _sums(
+        self, call: sql.SQL | sql.Composed, fields: Sequence[str], parameters: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        """Fields of an aggregate's result over each shard, in the order of the shards.
+
+        Citus leaves a group by the distribution column to the worker that has it.
+        """
+        query = sql.SQL(
+            "SELECT {fields} FROM (SELECT b.shard, {call} AS sums FROM {blocks} AS b "
+            "GROUP BY b.key, b.shard) AS g ORDER BY g.shard"
+        )
+        return self.session.fetch(
+            query.format(fields=fields_of("g.sums", fields), call=call, blocks=self.packed.blocks),
+            parameters,
+            binary=True,
+        )
+
+    def _whitened_rows(self, whitening: FloatArray, norm: float) -> PackedRows:
+        matrix = self.send_matrix(whitening)
+        into = _blocks_table(self.session, self.source, self.distribution)
+
+        def statement(old: sql.Identifier, new: sql.Identifier, place: sql.Identifier) -> sql.Composed:
+            return sql.SQL(
+                "INSERT INTO {} (key, shard, block) SELECT NULL, {}, dpml.whiten(b.block, $1, %(norm)s) "
+                "FROM {} AS b"
+            ).format(new, place, old)
+
+        white = _on_shards(
+            self.session,
+            _shards_of(self.session, self.packed.blocks),
+            into,
+            statement,
+            {"norm": norm},
+            sql.SQL("(SELECT w.matrix FROM {} AS w)").format(matrix),
+        )
+        return PackedRows(into.table, self.session.fetch_one(white.query, white.parameters())[0])
+
+    def repack(self) -> None:
+        """Refused: the rows have no order."""
+        raise ValueError("rows that are packed on the workers have no order")
