@@ -825,7 +825,6 @@ def in_what_an_exception_hides(session: Session, weights: FloatArray) -> None:
 SILENT = ("in_the_stored_model", "in_a_file", "on_the_terminal", "in_a_log_of_python")
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(
     "names", [SILENT, *((name,) for name in LEAKS if name not in SILENT)], ids=lambda names: names[0]
 )
