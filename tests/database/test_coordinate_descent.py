@@ -138,9 +138,9 @@ def test_blocks_are_visited_in_ranges_where_they_are_many(
     statements: list[str] = []
     fetch_one = Session.fetch_one
 
-    def noted(session: Session, statement: sql.SQL | sql.Composed, *more: Any) -> Any:
+    def noted(session: Session, statement: sql.SQL | sql.Composed, *more: Any, **named: Any) -> Any:
         statements.append(statement.as_string())
-        return fetch_one(session, statement, *more)
+        return fetch_one(session, statement, *more, **named)
 
     monkeypatch.setattr(Session, "fetch_one", noted)
     result = pg_dpml.train(
@@ -243,8 +243,8 @@ def test_the_mean_of_the_last_passes_is_released(database: str, monkeypatch: pyt
     ends: list[FloatArray] = []
     fetch = Session.fetch
 
-    def spied(session: Session, query: Any, *given: Any) -> list[tuple[Any, ...]]:
-        found = fetch(session, query, *given)
+    def spied(session: Session, query: Any, *given: Any, **named: Any) -> list[tuple[Any, ...]]:
+        found = fetch(session, query, *given, **named)
         if "SELECT v, steps FROM" in repr(query):
             ends.extend(np.array(v) for v, _ in found)
         return found

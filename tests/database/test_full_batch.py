@@ -481,9 +481,11 @@ def test_un_noised_sums_are_in_no_statement(
     for name in ("execute", "fetch"):
         plain = getattr(Session, name)
 
-        def spied(session: Session, query: Any, parameters: Any = None, plain: Any = plain) -> Any:
+        def spied(
+            session: Session, query: Any, parameters: Any = None, plain: Any = plain, **named: Any
+        ) -> Any:
             seen.append((query.as_string(None), dict(parameters or {})))
-            return plain(session, query, parameters)
+            return plain(session, query, parameters, **named)
 
         monkeypatch.setattr(Session, name, spied)
     pg_dpml.train(database, people.spec(), GENEROUS, TrainSpec(method="whitened-dp-gd"), name="m")

@@ -72,8 +72,8 @@ class Spy:
             self.options.append(run.options(0))
             return statement(run, in_memory=in_memory)
 
-        def spied_fetch(session: Any, query: Any, *given: Any) -> tuple[Any, ...]:
-            found = fetch_one(session, query, *given)
+        def spied_fetch(session: Any, query: Any, *given: Any, **named: Any) -> tuple[Any, ...]:
+            found = fetch_one(session, query, *given, **named)
             if "(state).steps" in repr(query):
                 self.steps.append(found[2])
             return found
@@ -297,8 +297,8 @@ def test_a_pass_that_misses_rows_is_refused(
     """With units, too, where the rows that are left could be all there are."""
     pack = pg_dpml.train.__globals__["pack"]
 
-    def short(session: Any, source: Any) -> Any:
-        packed = pack(session, source)
+    def short(session: Any, source: Any, *, ordered: bool) -> Any:
+        packed = pack(session, source, ordered=ordered)
         assert packed.n_blocks > 1
         session.execute(
             sql.SQL(

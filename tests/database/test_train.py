@@ -83,8 +83,8 @@ class Spy:
         self.without_noise: FloatArray | None = None
         pack, repack, release = packing.pack, packing.repack, bolt_on.release
 
-        def spied_pack(session: Session, source: Source) -> PackedRows:
-            return self.look(session, pack(session, source))
+        def spied_pack(session: Session, source: Source, *, ordered: bool) -> PackedRows:
+            return self.look(session, pack(session, source, ordered=ordered))
 
         def spied_repack(session: Session, source: Source, packed: PackedRows) -> PackedRows:
             return self.look(session, repack(session, source, packed))
@@ -416,9 +416,9 @@ def test_the_charge_is_committed_before_a_row_is_read(
     pack = packing.pack
     seen = []
 
-    def look_first(session: Session, source: Source) -> PackedRows:
+    def look_first(session: Session, source: Source, *, ordered: bool) -> PackedRows:
         seen.append(len(ledger(connection)))
-        packed = pack(session, source)
+        packed = pack(session, source, ordered=ordered)
         seen.append(work_tables(connection))  # no other session sees the un-noised state
         return packed
 
@@ -573,8 +573,8 @@ def test_rows_are_counted_charged_and_packed_in_one_snapshot(
         connection.execute("UPDATE people SET town = NULL")
         return charge(*given, **named)
 
-    def pack_and_count(session: Session, source: Source) -> PackedRows:
-        blocks = packing.pack(session, source)
+    def pack_and_count(session: Session, source: Source, *, ordered: bool) -> PackedRows:
+        blocks = packing.pack(session, source, ordered=ordered)
         packed.append(
             session.fetch(
                 sql.SQL("SELECT u.y FROM {} AS b, dpml.unpack(b.block) AS u (x, y)").format(blocks.blocks)
