@@ -82,10 +82,11 @@ def _options_of(method: str) -> set[str]:
 
 
 def cells_of(entry: Entry, size: str) -> Iterator[Cell]:
-    """The cells of an entry at a size."""
+    """The cells of an entry at a size; at the smallest of one data set, and the first and last group."""
     first_only = size == "smallest"
+    groups = [entry.groups[0], *entry.groups[1:][-1:]] if first_only else entry.groups
     for data in entry.data[:1] if first_only else entry.data:
-        for group in entry.groups:
+        for group in groups:
             for number in range(1, (entry.splits if size == "full" else 1) + 1):
                 for line in entry.lines_of(data, group):
                     for x in group.of_size(size):

@@ -268,9 +268,10 @@ class Page:
     def _how(self) -> Iterator[str]:
         yield "## How to make this page"
         yield _wrapped(
-            "`scripts/reproduce` runs every entry and writes this page. It takes `--list`, `--only NAME`, "
-            "`--quick` and `--resume`. It wants the folder of the data sets in `PG_DPML_DATA`, as "
-            "`scripts/accuracy` does. An entry is a file of `scripts/reproduce.d`, named by paper and number."
+            "`scripts/reproduce` runs every entry and writes this page; `scripts/reproduce --resume` "
+            "goes on after an interruption. `scripts/reproduce --help` has the other options. It wants the "
+            "folder of the data sets in `PG_DPML_DATA`, as `scripts/accuracy` does. An entry is a file of "
+            "`scripts/reproduce.d`, named by paper and number."
         )
         yield _wrapped(
             "The copies of the papers at hand are text without pictures and without page numbers. So no "
