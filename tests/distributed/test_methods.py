@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from citus import Cluster
-from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec, compare, train, tune
+from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, SpecError, TrainSpec, compare, train, tune
+from pg_dpml.tables.checks import check_table
 from pg_dpml.training.method import methods
 
 COLUMNS = (Column("x", length=4, lower=-1, upper=1),)
@@ -94,6 +95,11 @@ def test_tuning_and_comparisons_gather_the_rows(two: Cluster, few: str, unit: st
     compared = compare(two.dsn, data, methods=("dp-gd", "scs13"), epsilons=(2.0,), splits=2, owner=True)
     assert len(compared.entries) >= 2
     assert work_tables(two) == []
+
+
+def test_a_check_is_refused_by_name(two: Cluster, few: str) -> None:
+    with pytest.raises(SpecError, match="few_points is distributed by Citus, which cannot plan"):
+        check_table(two.dsn, DataSpec(few, LABELS["binary"], COLUMNS))
 
 
 def test_a_view_of_a_distributed_table_travels(

@@ -31,6 +31,7 @@ __all__ = [
     "distribution_column",
     "gathered",
     "has_citus",
+    "is_distributed",
     "packed_blocks",
     "place_of_portions",
     "require_packable",
@@ -124,9 +125,14 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     )
 
 
+def is_distributed(session: Session, source: Source) -> bool:
+    """Whether rows of the table, or of one that it shows as a view, are in shards of Citus."""
+    return bool(_distributed_tables(session, source))
+
+
 def place_of_portions(session: Session, source: Source) -> str:
     """What a plan says of rows that are dealt out at random; empty for a table that is not distributed."""
-    if not _distributed_tables(session, source):
+    if not is_distributed(session, source):
         return ""
     return "the rows travel to the coordinator and are packed there: all are dealt out at random"
 
@@ -235,7 +241,7 @@ def gathered(session: Session, source: Source, *, always: bool = False) -> Sourc
     Returns the source itself where its rows can be packed as they come: those of a table that is not
     distributed, and without units unless `always`.
     """
-    if (source.unit is None and not always) or not _distributed_tables(session, source):
+    if (source.unit is None and not always) or not is_distributed(session, source):
         return source
     name = f"rows_{secrets.token_hex(8)}"
     used = dict.fromkeys([*columns_read(source.encoder), source.encoder["label"]["name"], source.unit])

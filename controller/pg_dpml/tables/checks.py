@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pg_dpml.blocks.distributed import is_distributed
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source, resolve
 from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
+from pg_dpml.errors import SpecError
+from pg_dpml.names import shown
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables import measuring
 from pg_dpml.tables.inspection import looks_like_person
@@ -173,6 +176,12 @@ def check_table(
     report = progress or (lambda phase, done, total: None)
     with Database(database, insecure=insecure).session("REPEATABLE READ") as session:
         resolved = resolve(session, data)
+        if is_distributed(session, resolved):
+            raise SpecError(
+                f"{shown(resolved.table.name)} is distributed by Citus, which cannot plan what a check "
+                "counts: copy its rows, or some of them, into a table of the coordinator (CREATE TABLE "
+                "... AS SELECT) and check that"
+            )
         *columns, label = _fields(resolved)
         groups = list(_groups([*columns, label]))
         people = _people(resolved)
