@@ -16,6 +16,7 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, create_people, make_people
 from pg_dpml import DataSpec, PrivacySpec, Relation, TrainSpec
+from pg_dpml.blocks import distributed, packing
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, RunFailedError
 from pg_dpml.privacy import resolution
@@ -295,7 +296,7 @@ def test_a_pass_that_misses_rows_is_refused(
     block: str,
 ) -> None:
     """With units, too, where the rows that are left could be all there are."""
-    pack = pg_dpml.train.__globals__["pack"]
+    pack = packing.pack
 
     def short(session: Any, source: Any, *, ordered: bool) -> Any:
         packed = pack(session, source, ordered=ordered)
@@ -307,7 +308,7 @@ def test_a_pass_that_misses_rows_is_refused(
         )
         return packed
 
-    monkeypatch.setitem(pg_dpml.train.__globals__, "pack", short)
+    monkeypatch.setattr(distributed, "pack", short)
     monkeypatch.setattr(sgd, "_fits_in_memory", lambda job: form == "in memory")
     data = VISITS if spec == "visits" else people.spec()
     for method in METHODS:

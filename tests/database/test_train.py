@@ -24,7 +24,7 @@ import people
 import pg_dpml
 from people import BAD_PEOPLE, FloatArray, create_people, make_people
 from pg_dpml.blocks import blocks as blocks_module
-from pg_dpml.blocks import packing, source
+from pg_dpml.blocks import distributed, packing, source
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.database import Database
@@ -93,7 +93,7 @@ class Spy:
             self.without_noise = weights.copy()
             return release(plan, weights)
 
-        monkeypatch.setattr(TRAIN, "pack", spied_pack)
+        monkeypatch.setattr(distributed, "pack", spied_pack)
         monkeypatch.setattr(blocks_module, "repack", spied_repack)
         monkeypatch.setattr(bolt_on, "release", spied_release)
 
@@ -422,7 +422,7 @@ def test_the_charge_is_committed_before_a_row_is_read(
         seen.append(work_tables(connection))  # no other session sees the un-noised state
         return packed
 
-    monkeypatch.setattr(TRAIN, "pack", look_first)
+    monkeypatch.setattr(distributed, "pack", look_first)
     pg_dpml.train(database, people.spec(), PRIVACY, name="m")
     assert seen == [1, 0]
 
@@ -585,7 +585,7 @@ def test_rows_are_counted_charged_and_packed_in_one_snapshot(
 
     connection.execute("CREATE TABLE kept AS TABLE people")
     monkeypatch.setattr(charging, "charge", charge_and_change)
-    monkeypatch.setattr(TRAIN, "pack", pack_and_count)
+    monkeypatch.setattr(distributed, "pack", pack_and_count)
     try:
         result = pg_dpml.train(database, people.spec(), PRIVACY, name="m")
     finally:

@@ -94,7 +94,7 @@ def revoke(model: ModelName, role: RoleName, output: Output) -> None:
 
 @command
 def share(model: ModelName, output: Output) -> None:
-    """Copy a model to the workers of Citus again, such as one that was added since."""
+    """Copy a model to the workers of Citus again, also to new ones."""
     with output.session() as session:
         found = registry.load_model(session, model)
         if not nodes.workers(session):
