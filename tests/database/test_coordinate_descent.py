@@ -26,6 +26,7 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import BudgetError, RunFailedError, SpecError
 from pg_dpml.ledger import opening
+from pg_dpml.reports import result_report
 from pg_dpml.runs import datasets, requests
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.training import scd as passes
@@ -100,6 +101,7 @@ def test_scd_finds_the_best_model(
     result = pg_dpml.train(database, people.spec(task_of(loss)), None, training, name="m")
     assert gaps[-1] <= 1e-8
     assert result.passes == len(gaps) < 1000
+    assert result_report.result_warnings(result) == ()
     assert all(gap > 1e-8 for gap in gaps[:-1])
     assert min(gaps) >= -1e-12
     x, y = people.encode(result.model.encoder, PEOPLE)
@@ -128,6 +130,13 @@ def test_scd_takes_the_passes_that_it_may(database: str, gaps: list[float]) -> N
         gaps.clear()
         result = pg_dpml.train(database, people.spec(), None, TrainSpec("scd", **given), name=f"m{taken}")
         assert (result.passes, len(gaps)) == (taken, taken)
+        if "passes" not in given:
+            assert result_report.result_warnings(result) == ()
+            continue
+        (warning,) = result_report.result_warnings(result)
+        assert f"all {taken} passes were taken before its duality gap was as small" in warning
+        assert warning in " ".join(result_report.result_text(result).split())
+        assert result_report.result_record(result)["warnings"] == [warning]
 
 
 def test_blocks_are_visited_in_ranges_where_they_are_many(

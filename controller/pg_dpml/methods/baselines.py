@@ -91,6 +91,7 @@ class LbfgsPlan(Plan):
 
     work: Lbfgs
 
+    goal: ClassVar[str] = "its gradient was as small as its tolerance"
     needs_order: ClassVar[bool] = False
 
     def run(self, job: Job) -> Result:

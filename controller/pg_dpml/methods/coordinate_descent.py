@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session
@@ -72,6 +73,8 @@ class ScdPlan(Plan):
 
     work: Scd
     tolerance: float = field(kw_only=True)
+
+    goal: ClassVar[str] = "its duality gap was as small as its tolerance"
 
     def run(self, job: Job) -> Result:
         """Take passes until the relative duality gap is `tolerance`, or all are taken.

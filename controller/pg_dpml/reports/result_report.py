@@ -19,9 +19,21 @@ from pg_dpml.runs.tuning import TuneResult
 __all__ = [
     "result_record",
     "result_text",
+    "result_warnings",
     "tuning_record",
     "tuning_text",
 ]
+
+
+def result_warnings(result: TrainResult) -> tuple[str, ...]:
+    """That a baseline took all its passes without reaching its goal."""
+    plan, passes = result.plan, result.passes
+    if plan.goal is None or passes is None or passes != plan.work.passes:
+        return ()
+    return (
+        f"all {passes:,} passes were taken before {plan.goal}: this is not yet the minimiser; take "
+        "more passes, or a larger lambda",
+    )
 
 
 def result_record(result: TrainResult) -> dict[str, Any]:
@@ -40,6 +52,7 @@ def result_record(result: TrainResult) -> dict[str, Any]:
         "weights": result.model.weights.tolist(),
         "whitened": result.model.whitening is not None,
         "plan": plan_record(result.plan),
+        "warnings": list(result_warnings(result)),
     }
 
 
@@ -59,6 +72,7 @@ def result_text(result: TrainResult, figures: Sequence[str] = ()) -> str:
         f"Model {shown(result.model.name)}: {taken}.",
         *filled_lines(promise_lines(result.plan.guarantee)),
     ]
+    lines += filled_lines([("Warning", text) for text in result_warnings(result)])
     if result.model.charge is not None:
         lines += filled_lines([("Charged", f"as entry {result.model.charge} of dpml.ledger")])
     return "\n".join([*lines, *(["", *figures, ""] if figures else []), *how_lines(result.plan)])

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks.distributed import (
-    packed_blocks,
-    require_packable,
-    use_one_snapshot,
-)
+from pg_dpml.blocks.distributed import packed_blocks, require_packable, use_one_snapshot
 from pg_dpml.blocks.encoder import is_sparse
 from pg_dpml.blocks.preparing import require_plannable, require_runnable
 from pg_dpml.blocks.query import count_units

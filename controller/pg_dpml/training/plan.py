@@ -147,6 +147,9 @@ class Plan(ABC):
     Source: privacy/README.md, "Randomness" and "Full-batch gradients".
     """
 
+    goal: ClassVar[str | None] = None
+    """What ends the passes of a baseline before it has taken all it may; None: nothing that is told."""
+
     @property
     def private(self) -> bool:
         """False for baselines."""
