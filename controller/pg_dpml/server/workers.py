@@ -30,7 +30,9 @@ def examine_workers(session: Session) -> list[Check]:
         f"'dpml_work'::pg_catalog.regnamespace), pg_catalog.array_to_json(ARRAY[{rights}]))"
     )
     answers = nodes.on_workers(session, sql.Literal(command))
-    lacking = dict(nodes.lacking_models(session)) if answers else {}
+    if not answers:
+        return []
+    lacking = dict(nodes.lacking_models(session))
     _, _, _, held = _here(session, command)
     return [_worker(worker, version, held, lacking.get(worker.name, ())) for worker in answers]
 
