@@ -23,7 +23,7 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 N = 120
 

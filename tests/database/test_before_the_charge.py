@@ -26,6 +26,8 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
 from sqltools import empty_registry, scalar
 
+pytestmark = pytest.mark.dealt
+
 PRIVACY = PrivacySpec(1.0, 1e-6)
 QUICK = TrainSpec(method="dp-gd", passes=1)
 X = Column("x", lower=0, upper=40)

@@ -29,7 +29,7 @@ from pg_dpml.training import certified
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 PRIVACY = PrivacySpec(1.0, 1e-6)
 LAMBDA = 0.02

@@ -34,7 +34,7 @@ from pg_dpml.training.job import Job
 from pg_dpml.training.scd import Scd
 from sqltools import scalar, work_tables
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 N = 600
 PEOPLE = [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE]

@@ -37,6 +37,8 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
+pytestmark = pytest.mark.dealt
+
 N = 300
 TOWNS = ("Aix", "Bonn", "it's")
 COLUMNS = (
@@ -152,7 +154,6 @@ METHODS = [
 ]
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(("task", "training"), METHODS, ids=lambda value: getattr(value, "method", value))
 def test_sql_expression_and_predict_agree(
     connection: psycopg.Connection, database: str, clean: None, task: str, training: TrainSpec

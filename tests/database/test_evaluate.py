@@ -29,6 +29,8 @@ from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
 from sqltools import scalar
 
+pytestmark = pytest.mark.dealt
+
 NOISY = importlib.import_module("pg_dpml.evaluation.noisy_error")
 
 N = 400

@@ -30,6 +30,8 @@ from pg_dpml.training.method import methods
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
+pytestmark = pytest.mark.dealt
+
 N = 60
 
 

@@ -29,7 +29,7 @@ from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from sqltools import scalar
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 N = 400
 GENEROUS = PrivacySpec(30.0, 1e-6)
@@ -236,7 +236,6 @@ CASES = [
 ]
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(("task", "training", "clip"), CASES)
 @pytest.mark.parametrize("relation", Relation)
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd"])
@@ -394,7 +393,6 @@ def test_sparse_rows(database: str, spy: Spy, method: str) -> None:
     )
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd", "sufficient-statistics"])
 @pytest.mark.parametrize("task", people.LABELS)
 @pytest.mark.parametrize("table", ["nobody", "hermit"])

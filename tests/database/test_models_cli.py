@@ -34,6 +34,8 @@ from pg_dpml.server import maintenance
 from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
 from sqltools import scalar
 
+pytestmark = pytest.mark.dealt
+
 N = 300
 COMMAND = (sys.executable, "-c", "from pg_dpml.cli import main; main()")
 PLAIN = TrainSpec(method="noiseless", passes=1, tolerance=0.0)

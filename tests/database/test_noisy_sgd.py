@@ -24,7 +24,7 @@ from pg_dpml.training import sgd
 from pg_dpml.training.sgd import Sgd
 from sqltools import scalar
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 N = 600
 PEOPLE = [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE]
@@ -283,7 +283,6 @@ def test_both_samplers_have_one_distribution(database: str, monkeypatch: pytest.
     assert np.all((ratio > 0.4) & (ratio < 2.5))
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("block", ["min", "max"])
 @pytest.mark.parametrize("spec", ["people", "visits"])
 @pytest.mark.parametrize("form", ["in memory", "sorted"])

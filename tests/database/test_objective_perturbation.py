@@ -20,7 +20,7 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 N = 200
 

@@ -35,6 +35,8 @@ from pg_dpml.tables.loading import load_svmlight
 from pg_dpml.training.spec import TrainSpec
 from sqltools import scalar
 
+pytestmark = pytest.mark.dealt
+
 D = 20
 VALUES = Column("v", indices="i", first_index=1, length=D)
 PAIR: dict[str, Any] = {"name": "v", "kind": "sparse", "indices": "i", "first_index": 1, "length": D}
