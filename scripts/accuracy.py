@@ -34,12 +34,8 @@ from pg_dpml import DataSpec, PrivacySpec, TrainSpec
 from pg_dpml.errors import EXIT_TERMINATED, DpmlError, SpecError
 from pg_dpml.server import demo_data
 from pg_dpml.server.embedded import EmbeddedServer
+from pg_dpml.spec.files import read_toml
 from pg_dpml.spec.relation import Relation
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SETS = Path(__file__).resolve().with_suffix(".d")
 QUICK_SHARE = 5
@@ -181,7 +177,7 @@ class DataSet:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = read_toml(path)
     base = document.pop("base", None)
     return document if base is None else _merged(_document(path.with_name(f"{base}.toml")), document)
 

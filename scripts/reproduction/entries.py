@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,12 +10,8 @@ from typing import Any, TypeVar
 
 from pg_dpml import Relation
 from pg_dpml.errors import SpecError
+from pg_dpml.spec.files import read_toml
 from pg_dpml.training.method import methods as registered
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ENTRIES = Path(__file__).resolve().parents[1] / "reproduce.d"
 
@@ -27,11 +22,6 @@ MADE_ROWS = "made rows"
 """In place of a data set, in entries about run time."""
 
 P = TypeVar("P")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a mapping."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def make(kind: type[P], given: Mapping[str, Any], where: str) -> P:

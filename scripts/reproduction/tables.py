@@ -20,7 +20,8 @@ from psycopg import sql
 
 import accuracy
 from pg_dpml import Column, DataSpec, Label
-from reproduction.entries import ENTRIES, read_toml
+from pg_dpml.spec.files import read_toml
+from reproduction.entries import ENTRIES
 
 CHANGES = ENTRIES / "data"
 QUICK_ROWS, SMALLEST_ROWS = 12_000, 1_000

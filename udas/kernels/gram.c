@@ -8,8 +8,9 @@
  *		| row 0: columns 0-7 | row 1: columns 0-7 | ... | row 0: columns 8-15 | ...
  *
  * so that a tile of 4 x 8 products is summed over all of them in registers, and
- * xx is touched once: X'X by rows taken together, as a product of matrices.  The last panel is filled up with zeros.  A weight h of a
- * row goes in as sqrt(h); rows of weight 0 are left out.
+ * xx is touched once: X'X by rows taken together, as a product of matrices.  The
+ * last panel is filled up with zeros.  A weight h of a row goes in as sqrt(h);
+ * rows of weight 0 are left out.
  */
 #include "gram.h"
 

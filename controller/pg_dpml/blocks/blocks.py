@@ -7,7 +7,7 @@ import functools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.session import Session, sql
 from pg_dpml.kernels import FloatArray
 
-__all__ = ["Blocks", "GradientSums", "GramSums", "fields_of"]
+__all__ = ["Blocks", "GradientSums", "GramSums"]
 
 
 class GradientSums(NamedTuple):
@@ -61,6 +61,11 @@ class Blocks:
     packed: PackedRows
     tables: list[sql.Identifier] = field(default_factory=list, init=False)
     _weights: sql.Identifier | None = field(default=None, init=False)
+
+    # All rows are one part.
+    _parts: ClassVar[sql.SQL] = sql.SQL(
+        "SELECT {fields} FROM (SELECT {call} AS sums FROM {blocks} AS b OFFSET 0) AS g"
+    )
 
     def work_table(self, kind: str, columns: sql.SQL) -> sql.Identifier:
         """Create an unlogged table with a random name, which only the current role can read."""
@@ -126,13 +131,10 @@ class Blocks:
     def _sums(
         self, call: sql.SQL | sql.Composed, fields: Sequence[str], parameters: Mapping[str, Any]
     ) -> list[tuple[Any, ...]]:
-        """Fields of an aggregate's result over each part of the packed rows: here one part, all of them."""
-        query = sql.SQL("SELECT {fields} FROM (SELECT {call} AS sums FROM {blocks} AS b OFFSET 0) AS g")
-        return self.session.fetch(
-            query.format(fields=fields_of("g.sums", fields), call=call, blocks=self.packed.blocks),
-            parameters,
-            binary=True,
-        )
+        """Fields of an aggregate's result over each part of the packed rows."""
+        listed = sql.SQL(", ").join(sql.SQL("(g.sums).{}").format(sql.Identifier(name)) for name in fields)
+        query = self._parts.format(fields=listed, call=call, blocks=self.packed.blocks)
+        return self.session.fetch(query, parameters, binary=True)
 
     def whiten(self, whitening: FloatArray, norm: float) -> None:
         """Replace every row x by x norm / ||P x||; P, shape (n_features, n_features), is sent by COPY."""
@@ -180,12 +182,6 @@ class Blocks:
         """Drop the work tables; the transaction may be committed, so no rollback removes them."""
         for table in (*self.tables, self.packed.blocks):
             self.session.execute(sql.SQL("DROP TABLE {}").format(table))
-
-
-def fields_of(composite: str, fields: Sequence[str]) -> sql.Composed:
-    """Fields of a composite column `table.column`, as a select list."""
-    column = sql.Identifier(*composite.split("."))
-    return sql.SQL(", ").join(sql.SQL("({}).{}").format(column, sql.Identifier(name)) for name in fields)
 
 
 def _added(parts: Sequence[Sequence[Any]], index: int) -> FloatArray | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from pg_dpml.blocks.blocks import Blocks, fields_of
+from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.packing import PackedRows, grouped, in_pages, pack, packing_statement
 from pg_dpml.blocks.query import from_clause
@@ -112,7 +112,7 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     needs_order : bool
         Whether the method takes all rows in one random order.
     """
-    rows = _distributed_tables(session, source)
+    rows = _distributed_tables(session, source.table)
     if not rows:
         return Whereabouts()
     reason = _reason_to_travel(source, rows, needs_order)
@@ -127,7 +127,7 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
 
 def is_distributed(session: Session, source: Source) -> bool:
     """Whether rows of the table, or of one that it shows as a view, are in shards of Citus."""
-    return bool(_distributed_tables(session, source))
+    return bool(_distributed_tables(session, source.table))
 
 
 def place_of_portions(session: Session, source: Source) -> str:
@@ -137,8 +137,10 @@ def place_of_portions(session: Session, source: Source) -> str:
     return "the rows travel to the coordinator and are packed there: all are dealt out at random"
 
 
-def _distributed_tables(session: Session, source: Source) -> list[tuple[str, str]]:
-    """Kind of distribution and distribution column of the tables that are read, the source's own first."""
+def _distributed_tables(
+    session: Session, table: SourceTable, *, alone: bool = False
+) -> list[tuple[str, str]]:
+    """Kind of distribution and distribution column of a table, and of those that it shows unless `alone`."""
     if not has_citus(session):
         return []
     return session.fetch(
@@ -150,7 +152,7 @@ def _distributed_tables(session: Session, source: Source) -> list[tuple[str, str
             "AND NOT (p.partmethod = 'n' AND p.repmodel = 't') "  # reference tables are on every node
             "ORDER BY p.logicalrelid <> %(own)s::pg_catalog.oid"
         ),
-        {"tables": tables_read(session, source.table), "own": source.table.oid},
+        {"tables": [table.oid] if alone else tables_read(session, table), "own": table.oid},
     )
 
 
@@ -190,17 +192,8 @@ def _shards_of(session: Session, table: sql.Identifier) -> Shards:
 
 def distribution_column(session: Session, table: SourceTable) -> str | None:
     """The column by whose hash Citus distributes a table; None for any other table."""
-    if not has_citus(session):
-        return None
-    rows = session.fetch(
-        sql.SQL(
-            "SELECT pg_catalog.column_to_column_name(p.logicalrelid, p.partkey) "
-            "FROM pg_catalog.pg_dist_partition AS p "
-            "WHERE p.logicalrelid = %(table)s::pg_catalog.oid AND p.partmethod = 'h'"
-        ),
-        {"table": table.oid},
-    )
-    return str(rows[0][0]) if rows else None
+    found = _distributed_tables(session, table, alone=True)
+    return next((key for method, key in found if method == "h"), None)
 
 
 def distribute(session: Session, table: sql.Identifier, column: str, beside: sql.Identifier) -> None:
@@ -383,22 +376,12 @@ class ShardedBlocks(Blocks):
 
     distribution: Distribution = field(kw_only=True)
 
-    def _sums(
-        self, call: sql.SQL | sql.Composed, fields: Sequence[str], parameters: Mapping[str, Any]
-    ) -> list[tuple[Any, ...]]:
-        """Fields of an aggregate's result over each shard, in the order of the shards.
-
-        Citus leaves a group by the distribution column to the worker that has it.
-        """
-        query = sql.SQL(
-            "SELECT {fields} FROM (SELECT b.shard, {call} AS sums FROM {blocks} AS b "
-            "GROUP BY b.key, b.shard) AS g ORDER BY g.shard"
-        )
-        return self.session.fetch(
-            query.format(fields=fields_of("g.sums", fields), call=call, blocks=self.packed.blocks),
-            parameters,
-            binary=True,
-        )
+    # A part is a shard, in the order of the shards: Citus leaves a group by the distribution column to the
+    # worker that has it.
+    _parts: ClassVar[sql.SQL] = sql.SQL(
+        "SELECT {fields} FROM (SELECT b.shard, {call} AS sums FROM {blocks} AS b "
+        "GROUP BY b.key, b.shard) AS g ORDER BY g.shard"
+    )
 
     def _whitened_rows(self, whitening: FloatArray, norm: float) -> PackedRows:
         matrix = self.send_matrix(whitening)

@@ -26,6 +26,8 @@ MOST_PIECES = 12
 """Of a curve that a method chooses."""
 
 __all__ = [
+    "FEWEST_PIECES",
+    "MOST_PIECES",
     "as_in_catalog",
     "columns_read",
     "compared_label",

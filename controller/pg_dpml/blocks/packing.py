@@ -138,8 +138,8 @@ def packing_statement(source: Source, encoded: sql.Composable, order: sql.Compos
     ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, by=by)
 
 
-def shuffled(source: Source, table: sql.Identifier | None = None) -> EncodedRows:
-    """Every row encoded, in a fresh random order; `table`: read from there instead of the source's table.
+def shuffled(source: Source) -> EncodedRows:
+    """Every row encoded, in a fresh random order.
 
     Notes
     -----
@@ -148,11 +148,10 @@ def shuffled(source: Source, table: sql.Identifier | None = None) -> EncodedRows
     Source: privacy/README.md, "Randomness" and "Unit of privacy".
     """
     if source.unit is None:
-        return _rows(source, _ANY_ORDER, table)
+        return _rows(source, _ANY_ORDER)
     return _units(
         source,
         source.unit,
-        table,
         keys=sql.SQL(", dpml.random_key() AS key"),
         unit_keys=sql.SQL(", pg_catalog.first_value(k.key) OVER own AS unit_key"),
         key=sql.SQL(", CASE WHEN u.unit IS NULL THEN u.key ELSE u.unit_key END AS key"),
@@ -161,7 +160,9 @@ def shuffled(source: Source, table: sql.Identifier | None = None) -> EncodedRows
 
 
 def grouped(source: Source, table: sql.Identifier | None = None) -> EncodedRows:
-    """Every row encoded, in any order in which the rows of a unit lie together; `table`: as of `shuffled`.
+    """Every row encoded, in any order in which the rows of a unit lie together.
+
+    `table`, such as a shard, is read instead of the source's table.
 
     Notes
     -----
@@ -174,7 +175,7 @@ def grouped(source: Source, table: sql.Identifier | None = None) -> EncodedRows:
     return _units(source, source.unit, table, order=sql.SQL("e.unit, e.place"))
 
 
-def _rows(source: Source, order: sql.Composable | None, table: sql.Identifier | None) -> EncodedRows:
+def _rows(source: Source, order: sql.Composable | None, table: sql.Identifier | None = None) -> EncodedRows:
     """Rows that are units of privacy themselves."""
     record = record_of(source.encoder, source.table, with_label=True)
     encoded = sql.SQL("SELECT dpml.encode(%(encoder)s, {record}) AS row ").format(record=record)
@@ -187,7 +188,7 @@ _NOTHING = sql.SQL("")
 def _units(
     source: Source,
     unit: str,
-    table: sql.Identifier | None,
+    table: sql.Identifier | None = None,
     *,
     keys: sql.SQL = _NOTHING,
     unit_keys: sql.SQL = _NOTHING,

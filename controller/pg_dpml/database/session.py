@@ -165,11 +165,9 @@ class Session:
         with encodable_text():
             return TextCursor(self.driver).mogrify(self._escaped(query), parameters or {})
 
-    def fetch_one(
-        self, query: Query, parameters: Mapping[str, Any] | None = None, *, binary: bool = False
-    ) -> tuple[Any, ...]:
-        """Run one query that returns exactly one row; `binary` as of `fetch`."""
-        rows = self.fetch(query, parameters, binary=binary)
+    def fetch_one(self, query: Query, parameters: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """Run one query that returns exactly one row."""
+        rows = self.fetch(query, parameters)
         assert len(rows) == 1
         return rows[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pg_dpml.blocks.encoder import FEWEST_PIECES, MOST_PIECES
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods.bolt_on import BoltOn
 from pg_dpml.methods.dp_gd import DpGd
@@ -33,7 +34,6 @@ labels in [-1, 1] tolerate less noise than logits.
 Means of two splits, without curves and by the number of pieces. Adult at epsilon 0.1: 83.7, 84.2 to 84.9 with
 2 to 12. Bank at 0.1: 88.5, 88.7 to 89.1 with 2 to 6, 88.5 with 12. California, a regression, at 0.1:
 R^2 0.62, 0.51 to 0.56 with 2 to 12; at 1: 0.67, 0.67 with 2 to 4, 0.70 with 9 or 12."""
-FEWEST_PIECES, MOST_PIECES = 2, 12
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,22 @@ class Auto(PrivateMethod[AutoOptions]):
         return _planned(ways[-1], problem, privacy, options, reason)
 
 
+def _budget(problem: Problem, privacy: PrivacySpec) -> float:
+    """N mu/m: the units, times mu of the guarantee, over the rows of a unit; for delta > 0."""
+    mu = gaussian.gaussian_mu(privacy.epsilon, privacy.delta_for(problem.n_units))
+    return problem.n_units * mu / problem.max_rows_per_unit
+
+
 def _choice(problem: Problem, privacy: PrivacySpec) -> tuple[str, str]:
     """Name of the method to take, and why."""
-    delta = privacy.delta_for(problem.n_units)
-    if delta == 0.0:
+    if privacy.delta_for(problem.n_units) == 0.0:
         return BoltOn.name, "of bolt-on and scs13, whose noise needs no delta, bolt-on adds far less"
     d, most = problem.n_features, composed.MAX_WHITENED_FEATURES
     if d > most:
         return DpGd.name, f"whitening the rows, which is more accurate, takes at most {most:,} features"
     if problem.task == "regression":
         needed = STATISTICS_BUDGET * d**2
-        budget = problem.n_units * gaussian.gaussian_mu(privacy.epsilon, delta) / problem.max_rows_per_unit
+        budget = _budget(problem, privacy)
         if budget >= needed:
             return SufficientStatistics.name, (
                 f"n mu = {budget:,.0f} is at least {STATISTICS_BUDGET:g} d^2 = {needed:,.0f}, enough for one "
@@ -107,10 +112,10 @@ def _choice(problem: Problem, privacy: PrivacySpec) -> tuple[str, str]:
 
 def _curves(problem: Problem, privacy: PrivacySpec, options: AutoOptions) -> tuple[int, str]:
     """How many pieces the curves of numeric columns get, and why; 0: there are none."""
-    columns, delta = len(problem.most_pieces), privacy.delta_for(problem.n_units)
-    if not columns or options.features == "linear" or delta == 0.0:
+    columns = len(problem.most_pieces)
+    if not columns or options.features == "linear" or privacy.delta_for(problem.n_units) == 0.0:
         return 0, ""
-    budget = problem.n_units * gaussian.gaussian_mu(privacy.epsilon, delta) / problem.max_rows_per_unit
+    budget = _budget(problem, privacy)
     pieces = min(int(budget / (CURVE_BUDGET[problem.task] * columns * problem.n_outputs)), MOST_PIECES)
     told = f"n mu = {budget:,.0f} and {columns} numeric columns"
     if pieces < FEWEST_PIECES:
