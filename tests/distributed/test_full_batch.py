@@ -138,14 +138,14 @@ class Passes:
         self.plans: list[str] = []
         fetch = Session.fetch
 
-        def planned(session: Session, query: Any, parameters: Any = None) -> Any:
+        def planned(session: Session, query: Any, parameters: Any = None, **how: Any) -> Any:
             text = query.as_string(None)
             if re.search(r"dpml\.(gram|gradient|on_shards)\(", text) and not text.startswith("EXPLAIN"):
                 run = sql.SQL("ANALYZE, " if analyze and "on_shards" not in text else "")
                 explain = sql.SQL("EXPLAIN ({}VERBOSE, COSTS OFF) ").format(run)
                 lines = fetch(session, explain + query, parameters)
                 self.plans.append("\n".join(line for (line,) in lines))
-            return fetch(session, query, parameters)
+            return fetch(session, query, parameters, **how)
 
         monkeypatch.setattr(Session, "fetch", planned)
 
