@@ -16,7 +16,7 @@ import pytest
 import typer.main
 
 import pg_dpml
-from documents import corpus
+from helpers.documents import corpus
 from pg_dpml import cli
 from pg_dpml.cli import reference
 from pg_dpml.errors import DpmlError

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import oracles
-import replay
-from kernel_job import KernelJob
-from neighbours import LOSSES, FloatArray, Table
+from helpers import oracles, replay
+from helpers.kernel_job import KernelJob
+from helpers.neighbours import LOSSES, FloatArray, Table
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss
 from pg_dpml.reports import plan_report, result_report
@@ -30,7 +30,6 @@ from pg_dpml.training.losses import loss_options
 from pg_dpml.training.minimise import Goal
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 ADULT = Problem(30_000, 105, 1, "binary")
 ONE = PrivacySpec(1.0, 1e-9)

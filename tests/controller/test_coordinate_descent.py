@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods.primal_coordinate_descent import PrimalDescent
 from pg_dpml.privacy import gaussian
@@ -21,7 +22,6 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.scd import Scd
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 ADULT = Problem(39_118, 106, 1, "binary")
 HOUSES = Problem(16_000, 9, 1, "regression")

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import typer
 
-from documents import REFERENCE, ROOT, RUN_IN_ORDER, anchors, blocks, command_lines, links, pages, prose
+from helpers.documents import (
+    REFERENCE,
+    ROOT,
+    RUN_IN_ORDER,
+    anchors,
+    blocks,
+    command_lines,
+    links,
+    pages,
+    prose,
+)
 from pg_dpml import cli
 
 README_LINES = 120

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import whitened_dp_gd, whitening
@@ -27,7 +28,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")

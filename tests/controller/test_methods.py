@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import neighbours
-from kernel_job import KernelJob
+from helpers import neighbours
+from helpers.kernel_job import KernelJob
+from helpers.plans import decide
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import LOSS_KINDS, has_probability
 from pg_dpml.spec.privacy import PrivacySpec
@@ -20,7 +21,6 @@ from pg_dpml.training.method import method_options, methods, private_methods
 from pg_dpml.training.options import Choice, Domain, Flag, Whole, shown_name
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 METHODS = tuple(methods())
 PROBLEMS = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.privacy import gaussian, resolution
@@ -25,7 +26,6 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 ADULT = Problem(39_118, 106, 1, "binary")
 MNIST = Problem(56_046, 785, 10, "multiclass")

@@ -15,8 +15,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-import neighbours
-import oracles
+from helpers import neighbours, oracles
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.methods import bolt_on
 from pg_dpml.methods.bolt_on import BoltOn
@@ -28,7 +28,6 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.method import method_options, private_methods
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 PROBLEMS = {
     "logistic": Problem(90, 4, 1, "binary"),

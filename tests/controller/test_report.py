@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from documents import text_of
+from helpers.documents import text_of
 from pg_dpml.evaluation.evaluate import Evaluation
 from pg_dpml.evaluation.metrics import CalibrationBin
 from pg_dpml.ledger.models import Charge, Model

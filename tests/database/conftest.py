@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from sqltools import empty_registry, work_tables
+from helpers.sqltools import empty_registry, work_tables
 
 _numbers = itertools.count(1)
 

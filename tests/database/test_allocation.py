@@ -12,14 +12,13 @@ import psycopg
 import pytest
 from psycopg import errors
 
-import people
 import pg_dpml
-import replay
-from people import create_people, make_people
+from helpers import people, replay
+from helpers.people import create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml import PrivacySpec, TrainSpec
 from pg_dpml.training import sgd
 from pg_dpml.training.sgd import Sgd
-from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
 

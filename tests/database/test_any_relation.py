@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 import pg_dpml
-from anytable import PRIVACY, TRAINING, YES, X, encoded, refused, run
+from helpers.anytable import PRIVACY, TRAINING, YES, X, encoded, refused, run
+from helpers.sqltools import scalar
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 ROWS = "SELECT g::int AS id, g % 11 AS x, g % 2 = 0 AS y FROM generate_series(1, 30) g"
 

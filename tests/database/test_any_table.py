@@ -13,10 +13,10 @@ import pytest
 from psycopg.types.json import Jsonb
 
 import pg_dpml
-from anytable import YES, X, encoded, refused, run
+from helpers.anytable import YES, X, encoded, refused, run
+from helpers.sqltools import scalar
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
-from sqltools import scalar
 
 # Types
 

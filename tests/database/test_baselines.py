@@ -11,16 +11,16 @@ import numpy as np
 import psycopg
 import pytest
 
-import people
 import pg_dpml
-from people import Person, create_people, make_people
+from helpers import people
+from helpers.people import Person, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.errors import SpecError
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.noise import output
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 N = 60
 

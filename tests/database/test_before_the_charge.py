@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import pg_dpml
+from helpers.sqltools import empty_registry, scalar
 from pg_dpml.cli.framework import app
 from pg_dpml.errors import DpmlError, RunFailedError, SpecError
 from pg_dpml.server.embedded import EmbeddedServer
@@ -24,7 +25,6 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
-from sqltools import empty_registry, scalar
 
 pytestmark = pytest.mark.dealt
 

@@ -21,9 +21,10 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-import people
 import pg_dpml
-from people import create_people, make_people
+from helpers import people
+from helpers.people import create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.cli.framework import app
 from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
@@ -38,7 +39,6 @@ from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 

@@ -14,10 +14,10 @@ import psycopg
 import pytest
 from scipy.optimize import minimize
 
-import oracles
-import people
 import pg_dpml
-from people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers import oracles, people
+from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import RunFailedError, SpecError
@@ -27,7 +27,6 @@ from pg_dpml.server.embedded import EmbeddedServer
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import certified
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 

@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from people import create_people, make_people
+from helpers.people import create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.server.demo_data import ADULT_SPEC
-from sqltools import scalar
 
 # The command line does not depend on the server, and every command starts an interpreter.
 pytestmark = [pytest.mark.one_major, pytest.mark.usefixtures("clean")]

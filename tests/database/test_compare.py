@@ -15,9 +15,10 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-import people
 import pg_dpml
-from people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers import people
+from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml import DataSpec, Relation, cli
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
@@ -30,7 +31,6 @@ from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.job import Job
 from pg_dpml.training.method import methods
-from sqltools import scalar
 
 # The package's function of the same name hides the module.
 SPLITS = importlib.import_module("pg_dpml.runs.splits")

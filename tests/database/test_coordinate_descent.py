@@ -17,9 +17,10 @@ from scipy import stats
 from scipy.optimize import minimize
 from typer.testing import CliRunner
 
-import people
 import pg_dpml
-from people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers import people
+from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers.sqltools import scalar, work_tables
 from pg_dpml import DataSpec, Grid, PrivacySpec, Relation, TrainSpec
 from pg_dpml.cli import app
 from pg_dpml.database.database import Database
@@ -32,7 +33,6 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.training import scd as passes
 from pg_dpml.training.job import Job
 from pg_dpml.training.scd import Scd
-from sqltools import scalar, work_tables
 
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 

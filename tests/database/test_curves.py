@@ -17,9 +17,10 @@ import pytest
 from psycopg.types.json import Jsonb
 from typer.testing import CliRunner
 
-import oracles
 import pg_dpml
-from anytable import PRIVACY, YES, refused
+from helpers import oracles
+from helpers.anytable import PRIVACY, YES, refused
+from helpers.sqltools import scalar
 from pg_dpml.blocks.source import resolve
 from pg_dpml.cli.framework import app
 from pg_dpml.database.catalog import look_up_table
@@ -35,7 +36,6 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 pytestmark = pytest.mark.dealt
 

@@ -16,9 +16,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from helpers.sqltools import scalar
 from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
 from pg_dpml.server.extension import Sources
-from sqltools import scalar
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

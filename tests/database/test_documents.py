@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from documents import RUN_IN_ORDER, Block, blocks
+from helpers.documents import RUN_IN_ORDER, Block, blocks
 from pg_dpml.server.demo_data import load_adult
 from pg_dpml.server.embedded import EmbeddedServer
 

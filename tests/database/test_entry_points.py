@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from sqltools import empty_registry, scalar
+from helpers.sqltools import empty_registry, scalar
 
 ROLES = {
     "boss": "LOGIN SUPERUSER",

@@ -14,9 +14,10 @@ import numpy as np
 import psycopg
 import pytest
 
-import people
 import pg_dpml
-from people import BAD_PEOPLE, create_people, make_people
+from helpers import people
+from helpers.people import BAD_PEOPLE, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml import Evaluation, PrivacySpec, Relation, TrainSpec
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, RunFailedError, RunInterrupted, SpecError
@@ -27,7 +28,6 @@ from pg_dpml.reports import evaluation_report, words
 from pg_dpml.tables.labels import LeftOut
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
-from sqltools import scalar
 
 pytestmark = pytest.mark.dealt
 

@@ -26,10 +26,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from typer.testing import CliRunner, Result
 
-import people
 import pg_dpml
-from faultproxy import FaultProxy, Loss
-from people import create_people, make_people
+from helpers import people
+from helpers.faultproxy import FaultProxy, Loss
+from helpers.people import create_people, make_people
+from helpers.plans import examples
+from helpers.sqltools import empty_registry, scalar
 from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import CommitLostError, DpmlError, RunFailedError, RunInterrupted, UnavailableError
@@ -45,8 +47,6 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
-from plans import examples
-from sqltools import empty_registry, scalar
 
 N = 200
 PRIVACY = PrivacySpec(1, 1e-6)

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-import oracles
-import people
 import pg_dpml
-from people import FloatArray, create_people, make_people
+from helpers import oracles, people
+from helpers.people import FloatArray, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.database.database import Database
 from pg_dpml.errors import SpecError
@@ -28,7 +28,6 @@ from pg_dpml.runs.tuning import tune
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.method import methods
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 pytestmark = pytest.mark.dealt
 

@@ -11,11 +11,10 @@ import numpy as np
 import psycopg
 import pytest
 
-import oracles
-import people
 import pg_dpml
-import replay
-from people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers import oracles, people, replay
+from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec
 from pg_dpml.blocks import packing
 from pg_dpml.blocks.blocks import Blocks, GramSums
@@ -27,7 +26,6 @@ from pg_dpml.kernels import Noise
 from pg_dpml.privacy import gaussian
 from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.output import ReleaseNoise
-from sqltools import scalar
 
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 

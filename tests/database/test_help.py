@@ -8,7 +8,7 @@ import re
 import psycopg
 import pytest
 
-from sqltools import scalar
+from helpers.sqltools import scalar
 
 TOPICS = (
     *("train", "predict", "evaluate", "sgd_epoch", "poisson", "gradient", "pack", "loss", "options", "spec"),

@@ -18,9 +18,9 @@ import pytest
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
-import replay
+from helpers import replay
+from helpers.sqltools import plain_spec, scalar
 from pg_dpml.server.embedded import EmbeddedServer
-from sqltools import plain_spec, scalar
 
 N, D = 3, 4
 

@@ -12,9 +12,10 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-import people
 import pg_dpml
-from anytable import PRIVACY, TRAINING
+from helpers import people
+from helpers.anytable import PRIVACY, TRAINING
+from helpers.sqltools import scalar
 from pg_dpml.cli.framework import app
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
@@ -24,7 +25,6 @@ from pg_dpml.tables.inspection import inspect_table
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.tables.template import spec_template
-from sqltools import scalar
 
 WARD = """
 CREATE TYPE temper AS ENUM ('low', 'high');

@@ -12,12 +12,12 @@ import psycopg
 import pytest
 
 import pg_dpml
+from helpers.sqltools import empty_registry, scalar
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.ledger import opening
 from pg_dpml.runs import datasets, requests
-from sqltools import empty_registry, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)
 BOLT_ON = TrainSpec(method="bolt-on", passes=1)

@@ -21,12 +21,12 @@ import pytest
 from psycopg import sql
 from typer.testing import CliRunner
 
-from catalogs import Snapshot, differences, snapshot
+from helpers.catalogs import Snapshot, differences, snapshot
+from helpers.sqltools import scalar
 from pg_dpml.cli.framework import app
 from pg_dpml.server import extension, maintenance
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, prebuilt_module
-from sqltools import scalar
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASED = ROOT / "tests" / "database" / "released"

@@ -21,10 +21,10 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-import oracles
-import people
 import pg_dpml
-from people import BAD_PEOPLE, create_people, make_people
+from helpers import oracles, people
+from helpers.people import BAD_PEOPLE, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
@@ -32,7 +32,6 @@ from pg_dpml.database.session import Session
 from pg_dpml.ledger import models as registry
 from pg_dpml.server import maintenance
 from pg_dpml.server.demo_data import ADULT_SPEC, load_adult
-from sqltools import scalar
 
 pytestmark = pytest.mark.dealt
 

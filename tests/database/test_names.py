@@ -12,6 +12,7 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 import pg_dpml
+from helpers.sqltools import scalar
 from pg_dpml.database.catalog import look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError, SpecError
@@ -26,7 +27,6 @@ from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.inspection import inspect_table
 from pg_dpml.tables.template import spec_template
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 COLUMNS = ("id", "Patient", "\ufeffSpecies", "Weight ", "Sepal.Length", "age")
 PRIVACY = PrivacySpec(1.0, 1e-6)

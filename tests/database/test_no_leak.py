@@ -29,9 +29,10 @@ import numpy as np
 import psycopg
 import pytest
 
-import leaks
 import pg_dpml
-from leaks import Evidence, FloatArray, Secrets, Sightings, Watcher
+from helpers import leaks
+from helpers.leaks import Evidence, FloatArray, Secrets, Sightings, Watcher
+from helpers.sqltools import scalar
 from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, TrainSpec
 from pg_dpml.database.adapters import array_parameter
 from pg_dpml.database.database import Database
@@ -45,7 +46,6 @@ from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 from pg_dpml.server.extension import Sources, pg_config_paths
 from pg_dpml.training.method import private_methods
 from pg_dpml.training.sgd import Sgd
-from sqltools import scalar
 
 # What is written where does not depend on the version; one with auto_explain shows the most.
 pytestmark = pytest.mark.one_major
@@ -627,10 +627,10 @@ def test_nothing_is_seen_of_commands(house: House, watcher: Watcher, tmp_path: P
     ]
     environment = os.environ | house.server.environment
     environment |= {"PGDATABASE": "house", "PGUSER": "curator", "TMPDIR": str(house.client)}
-    ours = os.pathsep.join(map(str, (Path(pg_dpml.__file__).parents[1], leaks.TESTS[0])))
+    ours = os.pathsep.join(map(str, (Path(pg_dpml.__file__).parents[1], leaks.TESTS[0].parent)))
     environment |= {"PYTHONPATH": ours, "PYTHONDONTWRITEBYTECODE": "1"}
     secrets = tmp_path / "secrets"
-    driver = "import leaks, sys; leaks.run_commands(*sys.argv[1:])"
+    driver = "import sys; from helpers import leaks; leaks.run_commands(*sys.argv[1:])"
     run = subprocess.run(
         [sys.executable, "-c", driver, str(secrets), json.dumps(commands)],
         capture_output=True,

@@ -12,9 +12,10 @@ import numpy.typing as npt
 import psycopg
 import pytest
 
-import people
 import pg_dpml
-from people import BAD_PEOPLE, create_people, make_people
+from helpers import people
+from helpers.people import BAD_PEOPLE, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml import DataSpec, PrivacySpec, Relation, TrainSpec
 from pg_dpml.blocks import distributed, packing
 from pg_dpml.database.session import Session, sql
@@ -22,7 +23,6 @@ from pg_dpml.errors import GuaranteeError, RunFailedError
 from pg_dpml.privacy import resolution
 from pg_dpml.training import sgd
 from pg_dpml.training.sgd import Sgd
-from sqltools import scalar
 
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 

@@ -9,16 +9,15 @@ import numpy as np
 import psycopg
 import pytest
 
-import oracles
-import people
 import pg_dpml
-from people import FloatArray, create_people, make_people
+from helpers import oracles, people
+from helpers.people import FloatArray, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.database.session import Session, sql
 from pg_dpml.privacy.noise import objective, output
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 

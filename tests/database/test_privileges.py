@@ -19,16 +19,16 @@ import sqlalchemy as sa
 from psycopg import errors
 from typer.testing import CliRunner
 
-import people
 import pg_dpml
+from helpers import people
+from helpers.plans import examples
+from helpers.sqltools import empty_registry, scalar
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.runs import datasets, requests
 from pg_dpml.tables.checks import check_table
-from plans import examples
-from sqltools import empty_registry, scalar
 
 N = 300
 PRIVACY = PrivacySpec(2.0, 1e-6)

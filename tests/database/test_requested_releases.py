@@ -14,13 +14,13 @@ import psycopg
 import pytest
 from scipy import stats
 
-from neighbours import FloatArray
-from people import create_people, make_people
+from helpers.neighbours import FloatArray
+from helpers.people import create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.database.database import Database
 from pg_dpml.ledger import opening
 from pg_dpml.runs import datasets, requests
 from pg_dpml.training import certified
-from sqltools import scalar
 
 pytestmark = pytest.mark.one_major
 

@@ -22,8 +22,9 @@ import pytest
 from psycopg import errors
 from typer.testing import CliRunner
 
-from faultproxy import FaultProxy, Loss
-from people import create_people, make_people
+from helpers.faultproxy import FaultProxy, Loss
+from helpers.people import create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
 from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
@@ -33,7 +34,6 @@ from pg_dpml.runs import datasets, requests
 from pg_dpml.runs.train import train_model
 from pg_dpml.server import maintenance
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
-from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -17,7 +17,8 @@ from psycopg.types.json import Jsonb
 from typer.testing import CliRunner
 
 import pg_dpml
-from anytable import PRIVACY, YES, encoded, refused, run
+from helpers.anytable import PRIVACY, YES, encoded, refused, run
+from helpers.sqltools import scalar
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.packing import pack
 from pg_dpml.blocks.query import from_clause, record_of
@@ -33,7 +34,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.tables.checks import check_table
 from pg_dpml.tables.loading import load_svmlight
 from pg_dpml.training.spec import TrainSpec
-from sqltools import scalar
 
 pytestmark = pytest.mark.dealt
 

@@ -12,8 +12,8 @@ import numpy as np
 import psycopg
 import pytest
 
-import replay
-from sqltools import load_blocks, load_rows, make_rows, numbers, plain_spec, scalar
+from helpers import replay
+from helpers.sqltools import load_blocks, load_rows, make_rows, numbers, plain_spec, scalar
 
 
 @pytest.mark.parametrize("form", ["dense", "csr"])

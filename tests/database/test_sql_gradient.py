@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-import replay
+from helpers import replay
+from helpers.sqltools import FloatArray, as_json, close, make_rows, numbers, scalar
 from pg_dpml.kernels import Loss
-from sqltools import FloatArray, as_json, close, make_rows, numbers, scalar
 
 N, D, K = 1003, 11, 3
 

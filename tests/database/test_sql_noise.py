@@ -21,10 +21,9 @@ import pytest
 from psycopg import errors
 from scipy import stats
 
-import oracles
-import replay
+from helpers import oracles, replay
+from helpers.sqltools import Options, as_json, close, epoch, make_rows, numbers, scalar
 from pg_dpml.server.embedded import EmbeddedServer
-from sqltools import Options, as_json, close, epoch, make_rows, numbers, scalar
 
 SMALLEST_P = 1e-6
 TINY = 2.0**-40

@@ -10,8 +10,8 @@ import numpy as np
 import psycopg
 import pytest
 
-import oracles
-from sqltools import (
+from helpers import oracles
+from helpers.sqltools import (
     FloatArray,
     Options,
     as_json,

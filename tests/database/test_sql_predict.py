@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from psycopg import errors
 
-import oracles
-from sqltools import FloatArray, scalar
+from helpers import oracles
+from helpers.sqltools import FloatArray, scalar
 
 COLUMNS = [
     {"name": "age", "kind": "numeric", "lower": 0, "upper": 100},

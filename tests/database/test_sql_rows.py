@@ -13,8 +13,8 @@ import numpy as np
 import psycopg
 import pytest
 
-import oracles
-from sqltools import FloatArray, numbers
+from helpers import oracles
+from helpers.sqltools import FloatArray, numbers
 
 # float32 rounds a feature by at most 2^-24 of itself.
 ROUNDING = 2.0**-23

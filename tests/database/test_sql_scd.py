@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg import errors
 
-import oracles
-from sqltools import (
+from helpers import oracles
+from helpers.sqltools import (
     FloatArray,
     Options,
     as_json,

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sqltools import scalar
+from helpers.sqltools import scalar
 
 COMMAND = "DELETE FROM public.done WHERE false; INSERT INTO #into SELECT i + $1[1] FROM #from"
 CALL = (

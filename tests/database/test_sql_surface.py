@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from sqltools import load_blocks, load_rows, make_rows, plain_spec, scalar
+from helpers.sqltools import load_blocks, load_rows, make_rows, plain_spec, scalar
 
 GOOD = '{"loss": "logistic", "step_size": 0.1}'
 POISSON = '{"loss": "logistic", "step_size": 0.1, "steps": 3, "sampling": 0.1}'

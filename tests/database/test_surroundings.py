@@ -30,7 +30,8 @@ from psycopg.types.string import TextLoader
 from typer.testing import CliRunner
 
 import pg_dpml
-from faultproxy import FaultProxy, german
+from helpers.faultproxy import FaultProxy, german
+from helpers.sqltools import empty_registry, scalar
 from pg_dpml import (
     Column,
     DataSpec,
@@ -49,7 +50,6 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql as psql
 from pg_dpml.ledger import models as registry
 from pg_dpml.server.embedded import EmbeddedServer
-from sqltools import empty_registry, scalar
 
 N = 120
 PRIVACY = PrivacySpec(1.0)

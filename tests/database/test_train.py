@@ -19,10 +19,11 @@ import pytest
 import sqlalchemy as sa
 from psycopg.pq import TransactionStatus
 
-import oracles
-import people
 import pg_dpml
-from people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers import oracles, people
+from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers.plans import examples
+from helpers.sqltools import scalar, work_tables
 from pg_dpml.blocks import blocks as blocks_module
 from pg_dpml.blocks import distributed, packing, source
 from pg_dpml.blocks.packing import PackedRows
@@ -48,8 +49,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
-from plans import examples
-from sqltools import scalar, work_tables
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -14,10 +14,10 @@ import numpy as np
 import psycopg
 import pytest
 
-import people
 import pg_dpml
-import replay
-from people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers import people, replay
+from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers.sqltools import scalar
 from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.packing import PackedRows, repack
@@ -35,7 +35,6 @@ from pg_dpml.runs.planning import plan_problem, problem_of
 from pg_dpml.tables.labels import LeftOut
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.training.job import Job, Result
-from sqltools import scalar
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import pg_dpml
-import replay
+from helpers import replay
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec
 from pg_dpml.blocks import packing
 from pg_dpml.blocks.packing import pack, repack

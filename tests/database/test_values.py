@@ -16,6 +16,7 @@ import pytest
 from psycopg import errors, sql
 
 import pg_dpml
+from helpers.sqltools import scalar
 from pg_dpml.blocks.query import record_of
 from pg_dpml.blocks.source import resolve
 from pg_dpml.database.catalog import look_up_table
@@ -24,7 +25,6 @@ from pg_dpml.spec.checks import LONGEST_LEVEL
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.checks import ValueCheck, check_table
-from sqltools import scalar
 
 OLD, NEW = date(1999, 1, 1), date(2001, 1, 2)
 ZONED = (datetime(1999, 1, 1, tzinfo=timezone.utc), datetime(2001, 1, 2, tzinfo=timezone.utc))

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-import leaks
 from citus import Cluster
+from helpers import leaks
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, RunFailedError, TrainSpec, evaluate, train
 from pg_dpml.blocks.distributed import ShardedBlocks
 

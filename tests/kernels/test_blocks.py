@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import replay
+from helpers import replay
 
 DENSE = replay.pack_dense(np.arange(12).reshape(4, 3), [1, -1, 1, -1])
 CSR = replay.pack_csr(9, [2, 2, 5], [0, 8, 1, 4, 5], [1, 2, 3, 4, 5], [1, -1, 1])

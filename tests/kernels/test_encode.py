@@ -11,12 +11,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import oracles
-import replay
+from helpers import oracles, replay
+from helpers.replay import Column, Encoder, Image, encode_row
 from pg_dpml.blocks.projection import projection_matrix
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import lib, pointer
-from replay import Column, Encoder, Image, encode_row
 
 LARGEST_NORM = 1.0 - 2.0**-20
 any_float = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324, -0.0])

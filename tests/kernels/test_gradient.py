@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracles
-import replay
+from helpers import oracles, replay
 from pg_dpml.kernels import Loss
 
 FloatArray = npt.NDArray[np.float64]

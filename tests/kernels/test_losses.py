@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import oracles
+from helpers import oracles
 from pg_dpml._kernels import ffi, lib
 from pg_dpml.kernels import Loss
 

@@ -16,7 +16,7 @@ import pytest
 from mpmath import mp, mpf
 from scipy import stats
 
-import ziggurat
+from helpers import ziggurat
 from pg_dpml._kernels import ffi, lib
 from pg_dpml.kernels import Noise, noise_grid
 

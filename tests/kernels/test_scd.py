@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import oracles
-import replay
-import replay_scd
+from helpers import oracles, replay, replay_scd
+from helpers.replay_scd import Pass
+from helpers.sgdtools import N_FEATURES, N_ROWS, Data, assert_close, make_data, pack_sparse
 from pg_dpml.kernels import FloatArray, Loss, noise_grid
-from replay_scd import Pass
-from sgdtools import N_FEATURES, N_ROWS, Data, assert_close, make_data, pack_sparse
 
 H = 0.3
 LOSSES = {

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import oracles
-import replay
-from pg_dpml.kernels import Schedule
-from replay import Epoch
-from sgdtools import (
+from helpers import oracles, replay
+from helpers.replay import Epoch
+from helpers.sgdtools import (
     LAMBDA,
     LOSSES,
     N_FEATURES,
@@ -26,6 +24,7 @@ from sgdtools import (
     pack_sparse,
     run_oracle,
 )
+from pg_dpml.kernels import Schedule
 
 
 def assert_same(first: Epoch, second: Epoch) -> None:

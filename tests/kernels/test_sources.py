@@ -18,8 +18,7 @@ import cffi
 import numpy as np
 import pytest
 
-import replay
-import replay_scd
+from helpers import replay, replay_scd
 from pg_dpml import _kernels, kernels
 from pg_dpml.kernels import FloatArray, Loss, Schedule
 

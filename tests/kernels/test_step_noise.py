@@ -13,10 +13,8 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-import oracles
-import replay
-from pg_dpml.kernels import Loss, Noise, Schedule, noise_grid
-from sgdtools import (
+from helpers import oracles, replay
+from helpers.sgdtools import (
     CLASSES,
     LAMBDA,
     LOSSES,
@@ -27,6 +25,7 @@ from sgdtools import (
     make_schedule,
     run_oracle,
 )
+from pg_dpml.kernels import Loss, Noise, Schedule, noise_grid
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import replay
+from helpers import replay
 
 
 def make(d: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:

@@ -18,9 +18,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import neighbours
-from kernel_job import KernelBlocks, KernelJob
-from neighbours import LONGEST_ROW, FloatArray
+from helpers import neighbours
+from helpers.kernel_job import KernelBlocks, KernelJob
+from helpers.neighbours import LONGEST_ROW, FloatArray
+from helpers.plans import decide
 from pg_dpml.blocks.blocks import GradientSums
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.methods.dp_agd import LENGTHS, LONGEST, AdaptivePlan
@@ -33,7 +34,6 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.job import Result
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 LEAST_P = 1e-6
 SEARCH = (Phase.explicit, Phase.generate)

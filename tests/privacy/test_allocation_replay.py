@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import replay
-from attacks import shown_delta
-from neighbours import LONGEST_ROW, FloatArray, Table
+from helpers import replay
+from helpers.attacks import shown_delta
+from helpers.neighbours import LONGEST_ROW, FloatArray, Table
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Schedule, ffi, lib
 from pg_dpml.privacy.accounting.allocated import MOST_BATCHES, allocated_gaussian_epsilon
@@ -28,7 +29,6 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 RUNS = 20_000
 

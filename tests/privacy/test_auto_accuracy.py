@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-import neighbours
-from kernel_job import KernelJob
-from neighbours import FloatArray
+from helpers import neighbours
+from helpers.kernel_job import KernelJob
+from helpers.neighbours import FloatArray
+from helpers.plans import decide
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 BLOCK_VALUES = 200_000
 

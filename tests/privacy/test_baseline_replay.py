@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import replay
+from helpers import replay
+from helpers.plans import decide
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy.noise import choices
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import neighbours
-from kernel_job import KernelJob
-from neighbours import FloatArray
+from helpers import neighbours
+from helpers.kernel_job import KernelJob
+from helpers.neighbours import FloatArray
+from helpers.plans import decide
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
@@ -23,7 +24,6 @@ from pg_dpml.training.losses import loss_options
 from pg_dpml.training.minimise import minimise
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 N = 50
 

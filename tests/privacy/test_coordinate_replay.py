@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import replay
-import replay_scd
-from attacks import shown_delta, shown_epsilon
-from kernel_job import KernelJob
-from neighbours import LONGEST_ROW, FloatArray, Table
+from helpers import replay, replay_scd
+from helpers.attacks import shown_delta, shown_epsilon
+from helpers.kernel_job import KernelJob
+from helpers.neighbours import LONGEST_ROW, FloatArray, Table
+from helpers.plans import decide
 from pg_dpml.kernels import LEAST_SCALE, Noise, noise_grid
 from pg_dpml.methods.primal_coordinate_descent import PrimalDescent
 from pg_dpml.privacy.noise import composed
@@ -31,7 +31,6 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.scd import Scd
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 PAIRS = 1000
 RUNS = 20_000

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import chisquare
 
-import replay
+from helpers import replay
+from helpers.plans import decide
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy import cost, selection
 from pg_dpml.privacy.noise import choices
@@ -26,7 +27,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 FloatArray = npt.NDArray[np.float64]
 

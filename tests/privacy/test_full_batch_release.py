@@ -19,10 +19,10 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import erfcx
 
-import neighbours
-import replay
-from kernel_job import KernelJob
-from neighbours import FloatArray
+from helpers import neighbours, replay
+from helpers.kernel_job import KernelJob
+from helpers.neighbours import FloatArray
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.methods import dp_gd
@@ -33,7 +33,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 RUNS = 20_000
 CONFIDENCE = 0.999

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import neighbours
-import replay
-from neighbours import LOSSES, FloatArray
+from helpers import neighbours, replay
+from helpers.neighbours import LOSSES, FloatArray
 from pg_dpml.kernels import Loss
 from pg_dpml.spec.relation import Relation
 

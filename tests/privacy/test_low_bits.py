@@ -15,8 +15,8 @@ import pytest
 from mpmath import mp, mpf
 from scipy import stats
 
-from gridpoints import EDGES, PLACES, Counts, ffi, lib, normal_probability
-from neighbours import FloatArray
+from helpers.gridpoints import EDGES, PLACES, Counts, ffi, lib, normal_probability
+from helpers.neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.privacy import resolution

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import mutation
+from helpers import mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 

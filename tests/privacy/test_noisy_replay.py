@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import replay
-from attacks import shown_delta, shown_epsilon
-from neighbours import LONGEST_ROW, FloatArray, Table
+from helpers import replay
+from helpers.attacks import shown_delta, shown_epsilon
+from helpers.neighbours import LONGEST_ROW, FloatArray, Table
+from helpers.plans import decide
 from pg_dpml.kernels import Schedule, noise_grid
 from pg_dpml.privacy.noise.steps import StepNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -26,7 +27,6 @@ from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 PAIRS = 50

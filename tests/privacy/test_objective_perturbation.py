@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import neighbours
-from kernel_job import KernelJob
-from neighbours import LONGEST_ROW, FloatArray
+from helpers import neighbours
+from helpers.kernel_job import KernelJob
+from helpers.neighbours import LONGEST_ROW, FloatArray
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Loss, Noise
 from pg_dpml.methods import objective_perturbation
@@ -34,7 +35,6 @@ from pg_dpml.training.losses import loss_options
 from pg_dpml.training.minimise import Goal, minimise
 from pg_dpml.training.plan import Plan, Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 LEAST_P = 1e-6
 DRAWS = 100_000

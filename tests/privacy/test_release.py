@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-import neighbours
+from helpers import neighbours
+from helpers.plans import decide
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import bolt_on
 from pg_dpml.privacy import gaussian
@@ -19,7 +20,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 RELEASES = 20_000
 CONFIDENCE = 0.999

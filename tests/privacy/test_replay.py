@@ -13,9 +13,8 @@ import zlib
 import numpy as np
 import pytest
 
-import neighbours
-import replay
-from neighbours import LONGEST_ROW, LOSSES, SCHEDULES, FloatArray, Order, Table
+from helpers import neighbours, replay
+from helpers.neighbours import LONGEST_ROW, LOSSES, SCHEDULES, FloatArray, Order, Table
 from pg_dpml import kernels
 from pg_dpml.kernels import Loss
 from pg_dpml.spec.relation import Relation

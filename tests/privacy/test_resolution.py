@@ -18,7 +18,7 @@ import pytest
 from mpmath import mp, mpf
 from scipy import stats
 
-from gridpoints import (
+from helpers.gridpoints import (
     EDGES,
     INSIDE,
     KEPT_PIECES,
@@ -36,7 +36,7 @@ from gridpoints import (
     tail_words,
     under_curve,
 )
-from neighbours import FloatArray
+from helpers.neighbours import FloatArray
 from pg_dpml.errors import ResolutionError
 from pg_dpml.kernels import Noise
 from pg_dpml.privacy import resolution

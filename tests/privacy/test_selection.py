@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import chisquare
 
-import replay
+from helpers import replay
 from pg_dpml.evaluation import scoring
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy import selection

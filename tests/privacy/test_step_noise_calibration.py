@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from scipy.stats import binom
 
+from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.privacy import gaussian, resolution
 from pg_dpml.privacy.accounting import bst14, subsampled
@@ -23,7 +24,6 @@ from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.spec.relation import Relation
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 METHODS = ("scs13", "bst14", "dp-sgd")
 MULTIPLIER = 1.5

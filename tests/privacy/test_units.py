@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import replay
+from helpers import replay
+from helpers.plans import decide
 from pg_dpml import kernels
 from pg_dpml.kernels import Loss, Schedule
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
-from plans import decide
 
 FloatArray = npt.NDArray[np.float64]
 LOSSES = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import reproduce
-from documents import ROOT
+from helpers.documents import ROOT
 from pg_dpml import PrivacySpec, Relation, TrainSpec, kernels
 from pg_dpml.errors import SpecError
 from pg_dpml.privacy.accounting.bst14 import published_bst14_multiplier

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import replay
+from helpers import replay
 from pg_dpml.blocks.blocks import GradientSums, GramSums
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.training.plan import Plan

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-import replay
+from helpers import replay
 from pg_dpml import kernels
 from pg_dpml.kernels import Loss, Schedule
 from pg_dpml.privacy.noise import output

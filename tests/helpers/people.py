@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 
-import oracles
+from helpers import oracles
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 

@@ -13,12 +13,12 @@ from psycopg.sql import SQL, Identifier, Literal
 from psycopg.types.json import Jsonb
 
 import pg_dpml
+from helpers.sqltools import FloatArray, scalar
 from pg_dpml.errors import SpecError
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
-from sqltools import FloatArray, scalar
 
 PRIVACY = PrivacySpec(1.0, 1e-6)
 TRAINING = TrainSpec(method="bolt-on", passes=1)

@@ -51,7 +51,7 @@ TELLING_BYTES = 6
 """Of the eight bytes of a float8, or of two float4, so many are not 0: files are full of words of fewer, and
 the numbers of a grid have few bits. Such numbers are looked for as decimals alone."""
 
-TESTS = (Path(__file__).parent, Path(__file__).parent / "database")
+TESTS = (Path(__file__).parent, Path(__file__).parents[1] / "database")
 # Not in a name, nor the seconds of a time; but after a line feed or a tab written with a backslash.
 _NUMBER = re.compile(rb"(?:(?<![0-9A-Za-z_])(?<!\d\d:\d\d:)|(?<=\\[nrt]))(\d*\.?\d+)(?:[eE][-+]?\d{1,3})?")
 _HEX = re.compile(rb"[0-9A-Fa-f]{16,}")

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-import oracles
-import replay
+from helpers import oracles, replay
 from pg_dpml.kernels import Loss
 
 N_ROWS = 115

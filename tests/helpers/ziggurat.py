@@ -29,7 +29,7 @@ DIGITS = 2**64
 
 
 def _tables() -> list[list[str]]:
-    text = (Path(__file__).resolve().parents[1] / "udas" / "kernels" / "ziggurat.h").read_text()
+    text = (Path(__file__).resolve().parents[2] / "udas" / "kernels" / "ziggurat.h").read_text()
     return [
         re.findall(r"[0-9][0-9.e+-]*", table)
         for table in re.findall(r"\[\d+\] = \{(.*?)\};", text, re.DOTALL)

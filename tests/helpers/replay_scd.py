@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from helpers.replay import store_of, view_of
 from pg_dpml.kernels import FloatArray, Loss, ffi, lib, pointer, require
-from replay import store_of, view_of
 
 __all__ = [
     "Pass",

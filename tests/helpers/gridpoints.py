@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from mpmath import mp, mpf
 
-import ziggurat
-from neighbours import FloatArray
+from helpers import ziggurat
+from helpers.neighbours import FloatArray
 from pg_dpml._kernels import ffi as _untyped_ffi
 from pg_dpml._kernels import lib as _untyped_lib
 
