@@ -55,13 +55,22 @@ class Served:
     id : int
     requested_by, dataset : str
     state : str
-        "done", "refused" or "failed"; dpml.requests has the reason.
+        "done", "refused" or "failed".
+    message : str or None
+        Why it was refused or failed, as dpml.requests has it.
     """
 
     id: int
     requested_by: str
     dataset: str
     state: str
+    message: str | None
+
+    @property
+    def line(self) -> str:
+        """What happened, for the log of the service."""
+        reason = "" if self.message is None else f": {visible(self.message)}"
+        return f"request {self.id} by {self.requested_by!r} on {self.dataset!r}: {self.state}{reason}"
 
 
 @dataclass(frozen=True)
@@ -96,9 +105,7 @@ def serve(database: Database, *, once: bool, report: Callable[[str], None]) -> N
         try:
             served = serve_next(database)
             if served is not None:
-                report(
-                    f"request {served.id} by {served.requested_by!r} on {served.dataset!r}: {served.state}"
-                )
+                report(served.line)
             elif once:
                 return
             else:
@@ -126,7 +133,8 @@ def serve_next(database: Database) -> Served | None:
         _enter(database, request, ("running", None, None))
         outcome = _answer(database, request)
         _enter(database, request, outcome)
-        return Served(request.id, request.requested_by, request.dataset, outcome[0])
+        state, message, _ = outcome
+        return Served(request.id, request.requested_by, request.dataset, state, message)
 
 
 _UNFINISHED = sql.SQL("FROM dpml.requests q WHERE q.dataset = d.name AND q.state IN ('waiting', 'running')")
