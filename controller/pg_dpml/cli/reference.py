@@ -33,6 +33,21 @@ _ROWS = {
     "corrected": "Corrected",
 }
 
+_NOTATION = [
+    ["n, m", "number of units, public; most rows of a unit that are used, 1 without a unit of privacy"],
+    ["b, q", "nominal number of units in a batch; probability that a unit is in one"],
+    ["k, T", "passes over all rows; steps"],
+    ["K", "number of classes"],
+    ["L, beta", "most that the norm of a row's gradient, and of its Hessian, can be"],
+    ["C", "bound that a row's gradient, its derivative or its update is clipped at"],
+    ["D", "most that one unit moves a sum"],
+    ["lambda, Lambda", "weight of the regulariser: lambda of a mean of losses, Lambda = n lambda of a sum"],
+    ["R", "radius of the ball that the weights are kept in"],
+    ["sigma", "standard deviation of noise"],
+    ["mu, rho", "strength of a guarantee by Gaussian differential privacy, by zero-concentrated privacy"],
+]
+"""Letters that several cards share."""
+
 
 def pages() -> Mapping[str, str]:
     """The text of every page that is made from the code, by its file name."""
@@ -94,7 +109,8 @@ def _guarantees_page() -> Iterator[str]:
         "charge, what is charged, and what was corrected against the publication. Notation and every rule: "
         "[the rules of privacy](../controller/pg_dpml/privacy/README.md), whose section titles are in quotes."
     )
-    yield ""
+    yield from ("", "Letters that the cards share:", "")
+    yield from _table(["letter", "meaning"], _NOTATION)
     for name, method in methods().items():
         for card in method.cards:
             yield from _card(name, method, card)

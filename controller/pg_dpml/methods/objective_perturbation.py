@@ -187,7 +187,10 @@ CHECKED = (
     "Losses of classes only; Lambda at least what its part of epsilon asks for; gamma above what rounding "
     "allows, by public numbers; the grids of b and of the answer against the sampler."
 )
-CHARGED = "(epsilon, delta), no mu; with delta = 0, delta = 2 dimension 2^-120."
+CHARGED = (
+    "(epsilon, delta); with delta = 0, delta = 2 dimension 2^-120. A `gdp` or `zcdp` budget has no better "
+    'account of it than "every other run" of "Budgets", so that few such runs fit.'
+)
 CORRECTED = (
     "(1) The determinant is at most 1 + beta/Lambda under both relations, so Lambda is less than half the "
     "published one and epsilon_1 - epsilon_3 < 1 is not needed; softmax has a bound of its own. (2) The "
@@ -250,7 +253,7 @@ class Amp(PrivateMethod[AmpOptions]):
             sensitivity=SENSITIVITY,
             checked=CHECKED,
             charged=CHARGED,
-            corrected=CORRECTED,
+            corrected="As objpert, (1) to (6).",
         ),
     )
     options = AmpOptions
@@ -291,8 +294,8 @@ class AmpHf(PrivateMethod[AmpHfOptions]):
             sensitivity=SENSITIVITY,
             checked=CHECKED,
             charged=CHARGED,
-            corrected=CORRECTED
-            + " The curve of epsilon_3 is the published one; Lambda and sigma are as above.",
+            corrected="As objpert, (1) to (6). The curve of epsilon_3 is the published one; Lambda and sigma "
+            "are ours.",
         ),
     )
     options = AmpHfOptions
