@@ -66,7 +66,7 @@ def test_majority_of_numbers_is_their_mean(
 def test_majority_needs_an_intercept(database: str, rows: list[Person]) -> None:
     without = replace(people.spec(), intercept=False)
     with pytest.raises(SpecError, match="majority needs the intercept"):
-        pg_dpml.train(database, without, None, TrainSpec("majority"), name="m")
+        pg_dpml.plan(database, without, None, TrainSpec("majority"))
 
 
 def test_output_perturbation_is_gradient_descent_and_one_noise(

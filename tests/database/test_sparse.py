@@ -466,7 +466,7 @@ def test_units_of_several_rows(connection: psycopg.Connection, table: str, clean
 def test_methods_of_a_matrix_say_which_take_so_many_features(database: str, method: str) -> None:
     label = {"lower": 0, "upper": 1} if method == "sufficient-statistics" else {"positive": True}
     data = DataSpec("rows", Label("y", **label), (Column("v", indices="i", first_index=1, length=10**6),))
-    with pytest.raises(GuaranteeError, match=r"at most 2500 features, not 1000001: .*dp-gd"):
+    with pytest.raises(GuaranteeError, match=r"at most 2,500 features, not 1,000,001: take method = dp-gd$"):
         pg_dpml.plan(database, data, PRIVACY, TrainSpec(method))
 
 

@@ -208,8 +208,6 @@ class MajorityPlan(Plan):
 
     def run(self, job: Job) -> Result:
         """Find the most frequent class, or the mean."""
-        if not job.blocks.source.encoder["intercept"]:
-            raise SpecError("method majority needs the intercept, the one coefficient that it has")
         weights = np.zeros((self.problem.n_outputs, self.problem.n_features))
         at_zero = self._gradient(job, weights)
         if self.problem.task == "regression":
@@ -243,4 +241,8 @@ class Majority(Baseline[LossOptions]):
 
     def plan(self, problem: Problem, options: LossOptions) -> MajorityPlan:
         """The loss decides how the score reads; the prediction is the same."""
+        if not problem.intercept:
+            raise SpecError(
+                "method = majority needs the intercept, its only coefficient: give intercept = true"
+            )
         return MajorityPlan(self.name, problem, Constant(choose_loss(problem, options, {})), None, None)

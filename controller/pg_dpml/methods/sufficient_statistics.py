@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pg_dpml.errors import GuaranteeError, SpecError
+from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
+from pg_dpml.methods.whitening import require_second_moments
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -134,11 +135,7 @@ class SufficientStatistics(PrivateMethod[StatisticsOptions]):
                 "leave method out"
             )
         d = problem.n_features
-        if d > composed.MAX_WHITENED_FEATURES:
-            raise GuaranteeError(
-                f"method = sufficient-statistics takes at most {composed.MAX_WHITENED_FEATURES} features, "
-                f"not {d}: take method = dp-gd, or fewer features by projection"
-            )
+        require_second_moments(self.name, problem)
         delta = privacy.delta_for(problem.n_units)
         mu = composed.run_mu(privacy.epsilon, delta, composed.triangle_size(d) + d)
         moments = composed.calibrate_moments(

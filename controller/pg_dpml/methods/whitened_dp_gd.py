@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pg_dpml.errors import GuaranteeError
 from pg_dpml.methods.dp_gd import (
     MOMENTA,
     TAIL,
@@ -18,7 +17,7 @@ from pg_dpml.methods.dp_gd import (
     whitened_curvature,
     widening,
 )
-from pg_dpml.methods.whitening import Whitening, noise_edge
+from pg_dpml.methods.whitening import Whitening, noise_edge, require_second_moments
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -100,11 +99,7 @@ class WhitenedDpGd(PrivateMethod[WhitenedOptions]):
 
 def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOptions) -> DescentPlan:
     d, m = problem.n_features, problem.max_rows_per_unit
-    if d > composed.MAX_WHITENED_FEATURES:
-        raise GuaranteeError(
-            f"method = whitened-dp-gd takes at most {composed.MAX_WHITENED_FEATURES} features, not {d}: "
-            "take method = dp-gd, or fewer features by projection"
-        )
+    require_second_moments(WhitenedDpGd.name, problem)
     n_units = max(problem.n_units, 1)
     delta = privacy.delta_for(problem.n_units)
     most_steps = options.passes or WHITENED_STEPS[1]

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FloatArray
+from pg_dpml.privacy.noise import composed
+from pg_dpml.training.plan import Problem
 
-__all__ = ["Whitening", "noise_edge", "smoothed"]
+__all__ = ["Whitening", "noise_edge", "require_second_moments", "smoothed"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,17 @@ class Whitening:
         shares = values / stretched
         total = float(np.sum(shares))
         return (matrix + matrix.T) / 2.0, float(np.max(shares)) / total if total > 0.0 else 1.0
+
+
+def require_second_moments(method: str, problem: Problem) -> None:
+    """Refuse more features than second moments are computed for."""
+    most = composed.MAX_WHITENED_FEATURES
+    if problem.n_features > most:
+        fewer = "" if problem.sparse else ", or fewer features by projection"
+        raise GuaranteeError(
+            f"method = {method} takes at most {most:,} features, not {problem.n_features:,}: "
+            f"take method = dp-gd{fewer}"
+        )
 
 
 def noise_edge(stddev: float, d: int) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pg_dpml.blocks.distributed import whereabouts
+from pg_dpml.blocks.encoder import is_sparse
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
@@ -52,6 +53,8 @@ def problem_of(source: Source, n_units: int, data: DataSpec) -> Problem:
         source.unit,
         data.max_rows_per_unit,
         most_pieces=tuple(most for most in source.most_pieces if most),
+        intercept=source.encoder["intercept"],
+        sparse=is_sparse(source.encoder),
     )
 
 

@@ -60,6 +60,10 @@ class Problem:
         For each numeric column without a curve, the most pieces of one that a method may give it, at least 2.
     pieces : int
         Pieces of the curves that the method gives them, where that many fit; below 2: it gives none.
+    intercept : bool
+        Whether the last feature of every row is 1.
+    sparse : bool
+        Whether there are sparse columns, which no projection takes.
     """
 
     n_units: int
@@ -71,6 +75,8 @@ class Problem:
     budget: Accounting | None = None
     most_pieces: tuple[int, ...] = ()
     pieces: int = 0
+    intercept: bool = True
+    sparse: bool = False
 
     def curved(self, pieces: int) -> Problem:
         """The same problem with curves of so many pieces, at least 2, which have a feature for each knot."""
