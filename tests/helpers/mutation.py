@@ -23,7 +23,16 @@ TIMEOUT_S = 300
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["cffi", "numpy", "numpy.testing", "psycopg", "pytest", "scipy.optimize", "scipy.signal", "scipy.stats"]
+    [
+        "cffi",
+        "numpy.testing",
+        "psycopg",
+        "pytest",
+        "scipy.optimize",
+        "scipy.signal",
+        "scipy.stats",
+        "typer.testing",
+    ]
 )
 
 
@@ -53,10 +62,10 @@ def compile_changed(copy: Path, changed: Path | None) -> None:
     subprocess.run([*compiler, "-shared", *objects, "-o", str(module), "-lm"], check=True, timeout=TIMEOUT_S)
 
 
-def run_tests(copy: Path, *tests: str) -> tuple[int, str]:
-    """Exit code of pytest, and what it says."""
+def run_tests(copy: Path, *tests: str, first_cases: bool = False) -> tuple[int, str]:
+    """Exit code of pytest, and what it says; of tests with parameters, the first case alone if asked to."""
     report = copy / "report.txt"
-    process = _FORKS.Process(target=_run, args=(copy, tests, report))
+    process = _FORKS.Process(target=_run, args=(copy, tests, first_cases, report))
     process.start()
     process.join(TIMEOUT_S)
     if process.exitcode is None:
@@ -66,7 +75,15 @@ def run_tests(copy: Path, *tests: str) -> tuple[int, str]:
     return process.exitcode, report.read_text(encoding="utf-8", errors="replace")
 
 
-def _run(copy: Path, tests: tuple[str, ...], report: Path) -> None:
+class _FirstCases:
+    """A plugin that leaves out all cases of a test but its first."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        items[:] = [item for item in items if first[item.nodeid.partition("[")[0]] is item]
+
+
+def _run(copy: Path, tests: tuple[str, ...], first_cases: bool, report: Path) -> None:
     os.chdir(copy)
     ours = {str(ROOT), str(ROOT / "controller"), str(ROOT / "tests"), ""}
     sys.path[:] = [str(copy / "controller"), *(path for path in sys.path if path not in ours)]
@@ -77,5 +94,8 @@ def _run(copy: Path, tests: tuple[str, ...], report: Path) -> None:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])
+            plugins = [_FirstCases()] if first_cases else []
+            code = pytest.main(
+                ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *tests], plugins
+            )
     sys.exit(code)
