@@ -186,6 +186,7 @@ def schema(connection: psycopg.Connection) -> Iterator[str]:
     connection.execute('DROP SCHEMA "A schema. 50%" CASCADE')
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", NAMES)
 def test_names(connection: psycopg.Connection, schema: str, name: str) -> None:
     """Of tables, columns, labels and levels, quoted as in SQL."""
@@ -261,6 +262,7 @@ def test_names_of_nothing(connection: psycopg.Connection, name: str) -> None:
     refused(connection, DataSpec(name, YES, (X,)), "does not exist here")
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     ("where", "rows"),
     [
@@ -311,6 +313,7 @@ def test_what_planning_meets_is_not_quoted(connection: psycopg.Connection, table
 # Sizes
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("n_rows", [0, 1, 2])
 @pytest.mark.parametrize(
     "label",

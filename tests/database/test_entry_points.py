@@ -298,6 +298,7 @@ def curators(connection: psycopg.Connection) -> Iterator[None]:
     )
 
 
+@pytest.mark.dealt
 @pytest.mark.usefixtures("curators")
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("column", WHO)

@@ -231,6 +231,7 @@ def ran_as(connection: psycopg.Connection) -> set[str]:
 # What the catalog knows to be read
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("way", REFUSED)
 def test_whatever_is_another_roles_is_refused(
     database: str, connection: psycopg.Connection, way: str
@@ -322,6 +323,7 @@ def curators(connection: psycopg.Connection) -> Iterator[None]:
     )
 
 
+@pytest.mark.dealt
 @pytest.mark.usefixtures("curators")
 @pytest.mark.parametrize("might", MIGHT)
 def test_who_has_rights_over_the_server_lends_them_to_nobody(

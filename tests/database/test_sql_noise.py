@@ -104,6 +104,7 @@ def check_binomial(counts: npt.NDArray[np.int64], trials: int, probability: floa
     assert stats.chisquare(found, expected).pvalue >= SMALLEST_P
 
 
+@pytest.mark.dealt
 @FORMS
 @pytest.mark.statistical
 @pytest.mark.parametrize("sampling", [0.03, 0.4])
@@ -412,6 +413,7 @@ def test_work_mem_is_kept(connection: psycopg.Connection) -> None:
             connection.execute(f"SET dpml.work_mem = {value}".encode())
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "query",
     [

@@ -86,6 +86,7 @@ def load(connection: psycopg.Connection, loss: str, form: str = "dense") -> tupl
     return x, y
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_losses_and_schedules(connection: psycopg.Connection, loss: Options, steps: Options) -> None:

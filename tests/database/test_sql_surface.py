@@ -97,6 +97,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(("change", "key", "domain"), BAD_OPTIONS, ids=str)
 def test_options_are_refused_by_name(
     tables: psycopg.Connection, change: dict[str, Any], key: str, domain: str

@@ -154,6 +154,7 @@ def by_rows(x: FloatArray, y: FloatArray) -> FloatArray:
     return np.asarray(table[np.lexsort(np.round(table, 5).T)])
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     ("task", "training"),
     [
@@ -280,6 +281,7 @@ def test_wide_one_hot_rows_are_sparse(database: str, connection: psycopg.Connect
 # What a run does with its models
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("task", people.LABELS)
 @pytest.mark.parametrize("private", [True, False])
 def test_a_model_predicts_what_it_learned(
@@ -370,6 +372,7 @@ def test_noiseless_models_are_stamped_and_charge_nothing(
         pg_dpml.train(database, people.spec(), None, name="m2")
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("delta", [None, 0.0])
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 @pytest.mark.parametrize("task", people.LABELS)

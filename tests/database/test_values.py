@@ -332,6 +332,7 @@ def test_levels_are_counted_as_they_are_encoded(odd: Odd, name: str) -> None:
 # A row by the names of its fields
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", [*NUMBERS, *LEVELS])
 def test_predictions_read_values_as_training_does(odd: Odd, name: str) -> None:
     """A record with names, one in another order with more fields, and the record that training makes."""
@@ -368,6 +369,7 @@ LABELS = [
 ]  # fmt: skip
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("label", LABELS, ids=lambda label: f"{label.column}-{label.task}-{label.negative}")
 def test_labels_are_counted_as_they_are_trained_on(odd: Odd, label: Label) -> None:
     """By a check, by the encoder, by an evaluation, and by the record that training makes."""
