@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import threading
+import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,8 @@ from pg_dpml import (
 )
 from pg_dpml.blocks import distributed
 from pg_dpml.database.database import Database
-from pg_dpml.ledger import nodes
+from pg_dpml.ledger import nodes, opening
+from pg_dpml.runs import datasets, requests
 from pg_dpml.server.workers import examine_workers
 
 COLUMNS = (Column("x", length=4, lower=-1, upper=1),)
@@ -339,3 +344,54 @@ def test_names_and_levels_are_never_read_as_statements(
                 there.execute('DROP SCHEMA "a;b%s" CASCADE')
     np.testing.assert_allclose(found[1], found[0], rtol=1e-9, atol=1e-9)
     assert connection.execute("SELECT count(*) FROM points").fetchone() == (2000,)
+
+
+def test_an_analyst_gets_a_model_of_a_distributed_table_and_nothing_else(
+    two: Cluster, connection: psycopg.Connection
+) -> None:
+    connection.execute("CREATE ROLE asker LOGIN IN ROLE dpml_analyst")
+    connection.execute("CREATE ROLE answerer LOGIN IN ROLE dpml_curator")
+    connection.execute("CREATE TABLE held (LIKE points)")
+    connection.execute("SELECT create_distributed_table('held', 'id')")
+    connection.execute("INSERT INTO held SELECT * FROM points")
+    connection.execute("GRANT SELECT ON held TO answerer")
+    asker, answerer = two.dsn_of("asker"), two.dsn_of("answerer")
+    offered = """
+    table = "held"
+    label = {column = "yes", positive = "true"}
+    columns.x = {length = 4, lower = -1, upper = 1}
+    """
+    training = {"method": "bolt-on", "lambda": 0.01, "solver": "certified"}
+    options = json.dumps({"privacy": {"epsilon": 1}, "training": training})
+    with Database(answerer).session() as session:
+        opening.open_budget(
+            session, "held", epsilon=Decimal(3), delta=Decimal("1e-5"), rule="gdp", tables=("held",)
+        )
+        datasets.register(session, "held", offered, allow_certified=True)
+    with psycopg.connect(asker, autocommit=True) as analyst:
+        call = "CALL dpml.train('held', 'asked for', %s)"
+        calling = threading.Thread(target=analyst.execute, args=(call, (options,)))
+        calling.start()
+        while (served := requests.serve_next(Database(answerer))) is None:
+            time.sleep(0.1)
+        calling.join()
+        assert served.state == "done"
+        assert analyst.execute("SELECT name FROM dpml.models").fetchall() == [("asked for",)]
+        ((shard,),) = analyst.execute(
+            "SELECT shard_name(logicalrelid, shardid) FROM pg_dist_shard "
+            "WHERE logicalrelid = 'held'::regclass LIMIT 1"
+        ).fetchall()
+        statements = [
+            f"SELECT count(*) FROM {shard}",
+            f"SELECT dpml.on_shards(102008, 'SELECT 1 FROM {shard}', '{{102008}}', '{{}}', '{{}}', NULL)",
+            "SELECT count(*) FROM dpml.ledger",
+            "SELECT dpml.gradient(NULL::bytea, NULL::float8[], '{}'::jsonb)",
+        ]
+        for statement in statements:
+            answers = analyst.execute("SELECT * FROM run_command_on_workers(%s)", (statement,)).fetchall()
+            assert len(answers) == 2
+            for _, _, success, answer in answers:
+                assert not success
+                assert "permission denied" in answer or "does not exist" in answer, answer
+    owners = two.on_nodes("SELECT owner::text, charge IS NULL FROM dpml.models WHERE name = 'asked for'")
+    assert owners == [[("asker", False)], [("asker", True)], [("asker", True)]]
