@@ -235,6 +235,31 @@ def test_a_worker_charges_nothing(two: Cluster) -> None:
         assert charges(worker) == (0,)
 
 
+def test_no_shard_moves_while_its_rows_are_summed(
+    two: Cluster, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    pack = distributed.packed_blocks
+
+    def packed_and_moved(*given: Any, **more: Any) -> Any:
+        blocks = pack(*given, **more)
+        (shard, *place) = connection.execute(
+            "SELECT s.shardid, s.nodename, s.nodeport, n.nodename, n.nodeport "
+            "FROM citus_shards AS s, pg_dist_node AS n WHERE s.table_name = 'points'::regclass "
+            "AND n.groupid <> 0 AND (n.nodename, n.nodeport) <> (s.nodename, s.nodeport) LIMIT 1"
+        ).fetchone() or (0,)
+        with pytest.raises(psycopg.Error, match="could not acquire the lock required to move") as refused:
+            connection.execute(
+                "SELECT citus_move_shard_placement(%s, %s, %s, %s, %s, 'block_writes')", (shard, *place)
+            )
+        tried.append(refused)
+        return blocks
+
+    monkeypatch.setattr("pg_dpml.runs.train.packed_blocks", packed_and_moved)
+    train(two.dsn, spec(), PRIVACY, DP_GD, name=name())
+    assert tried
+
+
 @pytest.mark.parametrize(
     ("change", "made"),
     [
