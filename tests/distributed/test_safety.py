@@ -167,6 +167,32 @@ def test_a_filter_means_on_a_worker_what_it_means_on_the_coordinator(
     np.testing.assert_allclose(found[1], found[0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("binary", ["on", "off"])
+@pytest.mark.parametrize(("method", "options"), [("auto", {}), ("bolt-on", {"lambda_": 0.01})])
+def test_sums_and_weights_travel_with_all_their_digits(
+    two: Cluster,
+    connection: psycopg.Connection,
+    same_coins: Any,
+    method: str,
+    options: dict[str, Any],
+    binary: str,
+) -> None:
+    """Else a sum moves by more than its sensitivity."""
+    connection.execute("CREATE ROLE rough LOGIN IN ROLE dpml_curator; GRANT SELECT ON points TO rough")
+    connection.execute("ALTER ROLE rough SET extra_float_digits = -14")
+    dsn = conninfo.make_conninfo(two.dsn_of("rough"), options=f"-c citus.enable_binary_protocol={binary}")
+    try:
+        found = []
+        for asked in (two.dsn, dsn):
+            same_coins()
+            result = train(asked, spec(), PRIVACY, TrainSpec(method, **options), name=name())
+            assert "only sums travel" in result.plan.place
+            found.append(result.model.weights)
+    finally:
+        connection.execute("DROP OWNED BY rough; DROP ROLE rough")
+    np.testing.assert_array_equal(found[1], found[0])
+
+
 def test_statements_share_a_snapshot_whatever_the_roles_settings(
     two: Cluster, connection: psycopg.Connection
 ) -> None:
