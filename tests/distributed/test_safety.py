@@ -358,6 +358,32 @@ def test_a_filter_that_reads_another_table_by_name_makes_the_rows_travel(
         connection.execute("DROP TABLE chosen")
 
 
+@pytest.mark.parametrize("table", ["points", "some_points"])
+@pytest.mark.parametrize(("body", "runs"), [("public.is_even(i)", True), ("is_even(i)", False)])
+def test_a_function_of_the_owner_qualifies_names_or_is_refused_before_the_charge(
+    two: Cluster, connection: psycopg.Connection, table: str, body: str, runs: bool
+) -> None:
+    function = (
+        "CREATE FUNCTION public.{} RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN {}; END'"
+    )
+    connection.execute(function.format("is_even(i bigint)", "i % 2 = 0").encode())
+    connection.execute(function.format("chosen(i bigint)", body).encode())
+    connection.execute("CREATE VIEW some_points AS SELECT * FROM points")
+    data = spec(table, where="public.chosen(id)", definition_is_public=True)
+    before = charges(connection)
+    try:
+        if runs:
+            result = train(two.dsn, data, PRIVACY, DP_GD, name=name())
+            assert result.plan.problem.n_units == 1000
+        else:
+            with pytest.raises(SpecError, match="message is not shown"):
+                train(two.dsn, data, PRIVACY, DP_GD, name=name())
+            assert charges(connection) == before
+    finally:
+        connection.execute("DROP VIEW some_points")
+        connection.execute("DROP FUNCTION public.chosen(bigint), public.is_even(bigint)")
+
+
 def test_names_and_levels_are_never_read_as_statements(
     one: Cluster, two: Cluster, connection: psycopg.Connection, same_coins: Any
 ) -> None:
