@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Distributed tables under attack: names and settings of a role, shards as tables, workers as servers."""
+"""Distributed tables under attack: names and settings of a role, shards as tables, workers as servers.
+
+Long because every attack trains on the same rows by the same spec.
+"""
 
 from __future__ import annotations
 
