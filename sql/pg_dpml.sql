@@ -964,7 +964,7 @@ SELECT dpml.on_shards(dpml.shard_id(t.tableoid), ''DELETE FROM #copy'', ''{10200
 ''{public.copy_102040}'', NULL) FROM t
 For the shard that is the i-th of shards, the tokens stand for the names i, as many as there are tokens; $1 stands
 for value. The result is the number of rows of the last statements. They run where the rows are, in the transaction
-of the query.';
+of the query: call it in a transaction block, or each worker commits for itself. Settings that they make end with them.';
 GRANT EXECUTE ON FUNCTION dpml.on_shards(bigint, text, bigint[], text[], text[], float8[]) TO dpml_curator;
 
 CREATE FUNCTION dpml.pack_transition(internal, bytea) RETURNS internal

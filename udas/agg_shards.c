@@ -5,7 +5,8 @@
  * Citus runs the transition function where the rows of a shard are, in the
  * transaction of the query.  The first row of a shard runs the statement, with
  * the caller's rights, and the others do nothing.  Combined states are sums, so
- * the result is the number of rows of all statements together.
+ * the result is the number of rows of all statements together.  A shard of the
+ * coordinator runs it in the caller's own session, whose settings must stay.
  */
 #include "compat.h"
 
@@ -14,6 +15,7 @@
 #include "lib/stringinfo.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 
 #include "support.h"
@@ -53,6 +55,31 @@ replace_all(const char *text, const char *token, const char *by)
 	}
 	appendStringInfoString(&result, text);
 	return result.data;
+}
+
+/* Run a statement with $1; returns the rows of its last command.  Settings that it makes end with it. */
+static int64
+run_command(const char *command, Datum value, bool isnull)
+{
+	Oid			types[1] = {FLOAT8ARRAYOID};
+	char		nulls[1] = {isnull ? 'n' : ' '};
+	int			settings = NewGUCNestLevel();
+	int			done;
+	int64		rows;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	done = SPI_execute_with_args(command, 1, types, &value, nulls, false, 0);
+	if (done < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("dpml.on_shards cannot run such a statement: %s", SPI_result_code_string(done)),
+				 errhint("It runs no COPY, and no command that begins or ends a transaction.")));
+	rows = (int64) SPI_processed;
+	SPI_finish();
+	/* Not as at a commit, which keeps what SET LOCAL made until the transaction ends. */
+	AtEOXact_GUC(false, settings);
+	return rows;
 }
 
 /* The command for a shard: token t stands for names[i][t], where i is the shard's place in shards. */
@@ -96,11 +123,7 @@ command_of(int64 shard, char *command, ArrayType *shards, ArrayType *tokens, Arr
 Datum
 dpml_on_shards_transition(PG_FUNCTION_ARGS)
 {
-	Oid			types[1] = {FLOAT8ARRAYOID};
-	Datum		values[1] = {0};
-	char		nulls[1] = {PG_ARGISNULL(6) ? 'n' : ' '};
 	char	   *command;
-	int64		rows;
 
 	(void) dpml_aggregate_context(fcinfo, "on_shards");
 	if (!PG_ARGISNULL(0))
@@ -114,13 +137,5 @@ dpml_on_shards_transition(PG_FUNCTION_ARGS)
 	}
 	command = command_of(PG_GETARG_INT64(1), text_to_cstring(PG_GETARG_TEXT_PP(2)), PG_GETARG_ARRAYTYPE_P(3),
 						 PG_GETARG_ARRAYTYPE_P(4), PG_GETARG_ARRAYTYPE_P(5));
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "SPI_connect failed");
-	if (!PG_ARGISNULL(6))
-		values[0] = PG_GETARG_DATUM(6);
-	if (SPI_execute_with_args(command, 1, types, values, nulls, false, 0) < 0)
-		elog(ERROR, "a statement of dpml.on_shards was not run");
-	rows = (int64) SPI_processed;
-	SPI_finish();
-	PG_RETURN_INT64(rows);
+	PG_RETURN_INT64(run_command(command, PG_ARGISNULL(6) ? (Datum) 0 : PG_GETARG_DATUM(6), PG_ARGISNULL(6)));
 }

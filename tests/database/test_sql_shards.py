@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from helpers.sqltools import scalar
 
@@ -77,12 +78,32 @@ def test_states_are_added(connection: psycopg.Connection) -> None:
         ({"command": "NULL"}, "shard, command, shards, tokens and names must not be null"),
         ({"names": "NULL"}, "shard, command, shards, tokens and names must not be null"),
         ({"command": "'SELECT 1 / 0'"}, "division by zero"),
+        ({"command": "'COMMIT'"}, "dpml.on_shards cannot run such a statement"),
+        ({"command": "'COPY public.done FROM STDIN'"}, "dpml.on_shards cannot run such a statement"),
     ],
 )
 def test_bad_arguments(connection: psycopg.Connection, changed: dict[str, str], message: str) -> None:
     with pytest.raises(psycopg.Error, match=message):
         call(connection, **changed)
     assert scalar(connection, "SELECT count(*) FROM done") == 0
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "SET search_path = elsewhere",
+        "SET LOCAL search_path = elsewhere",
+        "SELECT set_config('search_path', 'elsewhere', true)",
+    ],
+)
+def test_settings_of_a_statement_end_with_it(connection: psycopg.Connection, setting: str) -> None:
+    """A shard of the coordinator runs it in the session of whoever asks."""
+    with connection.transaction():
+        before = scalar(connection, "SHOW search_path")
+        command = f"{setting}; INSERT INTO #into VALUES (length(current_setting('search_path')))"
+        assert call(connection, command=sql.Literal(command).as_string(connection)) == 1
+        assert scalar(connection, "SHOW search_path") == before
+    assert scalar(connection, "SELECT i FROM done") == len("elsewhere")
 
 
 @pytest.mark.parametrize("table", ["pg_class", "done"])

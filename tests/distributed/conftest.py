@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import os
+import random
+import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
 
-from citus import Cluster, Servers, started_servers, why_not
+from citus import Cluster, Servers, address, started_servers, why_not
+from pg_dpml.privacy import selection
 
 FEATURES = 4
 N = 2000
@@ -48,6 +55,17 @@ def one(citus_servers: Servers) -> Cluster:
     return furnished(cluster)
 
 
+@pytest.fixture(scope="session")
+def alone(citus_servers: Servers) -> Cluster:
+    """The same coordinator, in another database, which has the shards itself."""
+    cluster = citus_servers.cluster("alone", 0)
+    with psycopg.connect(cluster.dsn, autocommit=True) as connection:
+        connection.execute(
+            "SELECT citus_set_node_property(%s, %s, 'shouldhaveshards', true)", address(cluster.coordinator)
+        )
+    return furnished(cluster, distributed=True)
+
+
 @pytest.fixture
 def connection(two: Cluster) -> Iterator[psycopg.Connection]:
     """A superuser's connection to the coordinator of two workers, in autocommit mode."""
@@ -55,14 +73,33 @@ def connection(two: Cluster) -> Iterator[psycopg.Connection]:
         yield opened
 
 
-def furnished(cluster: Cluster) -> Cluster:
+@pytest.fixture
+def same_coins(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Called before a run: noise and choices of all runs are the same."""
+
+    def start() -> None:
+        numbers, choices = itertools.count(), random.Random(1)
+
+        def token_bytes(size: int = 32) -> bytes:
+            # Names of tables are drawn too: those stay random.
+            return hashlib.sha256(str(next(numbers)).encode()).digest() if size == 32 else os.urandom(size)
+
+        monkeypatch.setattr(secrets, "token_bytes", token_bytes)
+        defaults = (*(selection.choose.__defaults__ or ())[:-1], choices.randrange)
+        monkeypatch.setattr(selection.choose, "__defaults__", defaults)
+
+    return start
+
+
+def furnished(cluster: Cluster, *, distributed: bool | None = None) -> Cluster:
     """With the tables of the tests, the same rows everywhere, distributed where there are workers."""
+    distributed = bool(cluster.workers) if distributed is None else distributed
     with psycopg.connect(cluster.dsn, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE points (id bigint, person int, x float8[], yes boolean, kind text, number float8)"
         )
         connection.execute("CREATE TABLE visits (LIKE points)")
-        if cluster.workers:
+        if distributed:
             connection.execute("SELECT create_distributed_table('points', 'id')")
             connection.execute("SELECT create_distributed_table('visits', 'person')")
         # Three visits of a person.

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import os
-import random
 import re
 import secrets
 from collections.abc import Mapping
@@ -20,7 +16,6 @@ from citus import Cluster
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, RunFailedError, SpecError, TrainSpec, plan, train
 from pg_dpml.blocks import distributed, query
 from pg_dpml.database.session import Session, sql
-from pg_dpml.privacy import selection
 
 FEATURES = 4
 N = 2000
@@ -47,24 +42,6 @@ RUNS: list[tuple[str, str, Mapping[str, Any]]] = [
     ("lbfgs", "binary", {}),
     ("majority", "multiclass", {}),
 ]
-
-
-@pytest.fixture
-def same_coins(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Called before a run: noise and choices of all runs are the same."""
-
-    def start() -> None:
-        numbers, choices = itertools.count(), random.Random(1)
-
-        def token_bytes(size: int = 32) -> bytes:
-            # Names of tables are drawn too: those stay random.
-            return hashlib.sha256(str(next(numbers)).encode()).digest() if size == 32 else os.urandom(size)
-
-        monkeypatch.setattr(secrets, "token_bytes", token_bytes)
-        defaults = (*(selection.choose.__defaults__ or ())[:-1], choices.randrange)
-        monkeypatch.setattr(selection.choose, "__defaults__", defaults)
-
-    return start
 
 
 def spec(task: str = "binary", table: str = "points", **more: Any) -> DataSpec:

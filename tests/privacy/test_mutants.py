@@ -38,6 +38,7 @@ KERNELS = "udas/kernels"
 METHODS = "controller/pg_dpml/methods"
 TRAINING = "controller/pg_dpml/training"
 PRIVACY = "controller/pg_dpml/privacy"
+BLOCKS = "controller/pg_dpml/blocks"
 SPEC = "controller/pg_dpml/spec"
 TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
 TEST_ADAPTIVE = "tests/privacy/test_adaptive_descent.py"
@@ -51,6 +52,7 @@ TEST_OBJECTIVE = "tests/privacy/test_objective_perturbation.py"
 TEST_PLAN = "tests/controller/test_plan.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
 TEST_REPLAY = "tests/privacy/test_replay.py"
+TEST_SHARD_SUMS = "tests/privacy/test_shard_sums.py"
 TEST_SELECTION = "tests/privacy/test_selection.py"
 TEST_SCORES = "tests/controller/test_scores.py"
 
@@ -531,6 +533,13 @@ MUTANTS = [
         "return min(1.0, sampling * (1.0 +",
         "return min(1.0, sampling + 0.0 * (1.0 +",
         f"{TEST_CALIBRATION}::test_what_the_accountant_is_asked",
+    ),
+    Mutant(
+        "plain-sum-of-shards",
+        BLOCKS,
+        "return high + low",
+        "return high",
+        f"{TEST_SHARD_SUMS}::test_the_sum_of_shards_is_off_by_one_rounding",
     ),
     Mutant(
         "large-batches-at-no-delta",

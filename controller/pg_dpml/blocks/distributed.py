@@ -6,6 +6,7 @@ Long because the work tables, what fills their shards and what sums over them sh
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,9 @@ from pg_dpml.blocks.source import Source
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.dependencies import tables_read
 from pg_dpml.database.session import Session, sql
-from pg_dpml.errors import RunFailedError
+from pg_dpml.errors import GuaranteeError, RunFailedError
 from pg_dpml.kernels import FloatArray
-from pg_dpml.names import shown
+from pg_dpml.names import shown, visible
 
 __all__ = [
     "Distribution",
@@ -35,6 +36,7 @@ __all__ = [
     "packed_blocks",
     "place_of_portions",
     "require_packable",
+    "require_whole",
     "use_one_snapshot",
     "whereabouts",
 ]
@@ -91,6 +93,17 @@ def has_citus(session: Session) -> bool:
     return bool(found)
 
 
+_SETTINGS = {
+    "max_adaptive_executor_pool_size": "1",
+    "multi_shard_modify_mode": "sequential",
+    # Else a statement that reads has a snapshot of its own, and a worker commits what it writes.
+    "select_opens_transaction_block": "on",
+    # No estimate, with the extension hll.
+    "count_distinct_error_rate": "0",
+}
+"""Of Citus, in every transaction of a run."""
+
+
 def use_one_snapshot(session: Session) -> None:
     """Let Citus open one connection to each worker, so that all statements of a run there share a snapshot.
 
@@ -98,8 +111,8 @@ def use_one_snapshot(session: Session) -> None:
     Source: privacy/README.md, "Distributed tables".
     """
     if has_citus(session):
-        session.execute(sql.SQL("SET LOCAL citus.max_adaptive_executor_pool_size = 1"))
-        session.execute(sql.SQL("SET LOCAL citus.multi_shard_modify_mode = 'sequential'"))
+        for name, value in _SETTINGS.items():
+            session.set_local(f"citus.{name}", value)
 
 
 def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Whereabouts:
@@ -115,7 +128,7 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     rows = _distributed_tables(session, source.table)
     if not rows:
         return Whereabouts()
-    reason = _reason_to_travel(source, rows, needs_order)
+    reason = _reason_to_travel(session, source, rows, needs_order)
     if reason is not None:
         return Whereabouts(None, f"the rows travel to the coordinator and are packed there: {reason}")
     shards = _shards_of(session, source.table.identifier)
@@ -125,16 +138,49 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     )
 
 
-def is_distributed(session: Session, source: Source) -> bool:
-    """Whether rows of the table, or of one that it shows as a view, are in shards of Citus."""
-    return bool(_distributed_tables(session, source.table))
+def is_distributed(session: Session, table: SourceTable) -> bool:
+    """Whether rows of a table, or of one that it shows as a view, are in shards of Citus."""
+    return bool(_distributed_tables(session, table))
 
 
 def place_of_portions(session: Session, source: Source) -> str:
     """What a plan says of rows that are dealt out at random; empty for a table that is not distributed."""
-    if not is_distributed(session, source):
+    if not is_distributed(session, source.table):
         return ""
     return "the rows travel to the coordinator and are packed there: all are dealt out at random"
+
+
+def require_whole(session: Session, table: SourceTable) -> None:
+    """Refuse what would be charged beside the budget of a distributed table.
+
+    Raises
+    ------
+    GuaranteeError
+        If the table is a shard, or shows one, or this server is a worker.
+    """
+    if not has_citus(session):
+        return
+    session.set_local("citus.override_table_visibility", "off")  # else Citus hides shards from the catalog
+    read = tables_read(session, table)
+    session.set_local("citus.override_table_visibility", "on")
+    worker, shard = session.fetch_one(
+        sql.SQL(
+            "SELECT (SELECT g.groupid <> 0 FROM pg_catalog.pg_dist_local_group AS g), "
+            "(SELECT pg_catalog.min(r.number::pg_catalog.regclass::pg_catalog.text) "
+            "FROM pg_catalog.unnest(%(read)s::pg_catalog.oid[]) AS r (number) "
+            "WHERE pg_catalog.relation_is_a_known_shard(r.number::pg_catalog.regclass))"
+        ),
+        {"read": read},
+    )
+    if worker:
+        raise GuaranteeError(
+            "this server is a worker of Citus, and ledger and budgets are on the coordinator: connect there"
+        )
+    if shard is not None:
+        raise GuaranteeError(
+            f"{visible(shard)} is a shard of a distributed table, whose runs are charged to its budget: name "
+            "that table"
+        )
 
 
 def _distributed_tables(
@@ -156,7 +202,9 @@ def _distributed_tables(
     )
 
 
-def _reason_to_travel(source: Source, found: Sequence[tuple[str, str]], needs_order: bool) -> str | None:
+def _reason_to_travel(
+    session: Session, source: Source, found: Sequence[tuple[str, str]], needs_order: bool
+) -> str | None:
     """Why the rows cannot stay on the workers; None if they can."""
     if source.table.kind != "r":
         return "a view or a partitioned table has no shards of its own"
@@ -165,13 +213,29 @@ def _reason_to_travel(source: Source, found: Sequence[tuple[str, str]], needs_or
         return "the table is not distributed by the hash of a column"
     if needs_order:
         return "the method takes all rows in one random order"
-    if source.where is not None and "select" in source.where.lower():
+    if source.where is not None and re.search("select|table", source.where, re.IGNORECASE):
         return "the filter may read other tables, which a worker cannot"
     if source.unit is not None and source.unit != key:
         return (
             f"the rows of a unit may lie in several shards, as the table is distributed by {shown(key)}, "
             f"not by {shown(source.unit)}"
         )
+    replicated, domain = session.fetch_one(
+        sql.SQL(
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_shard AS s "
+            "JOIN pg_catalog.pg_dist_placement AS p ON p.shardid = s.shardid "
+            "WHERE s.logicalrelid = %(table)s::pg_catalog.oid "
+            "GROUP BY s.shardid HAVING pg_catalog.count(*) > 1), "
+            "EXISTS (SELECT FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t "
+            "ON t.oid = a.atttypid AND t.typtype = 'd' "
+            "WHERE a.attrelid = %(table)s::pg_catalog.oid AND a.attname = %(key)s)"
+        ),
+        {"table": source.table.oid, "key": key},
+    )
+    if replicated:
+        return "each shard is on several workers, of which Citus asks now one and now another"
+    if domain:
+        return f"the type of {shown(key)} is a domain, which may not allow the empty column of a work table"
     return None
 
 
@@ -234,7 +298,7 @@ def gathered(session: Session, source: Source, *, always: bool = False) -> Sourc
     Returns the source itself where its rows can be packed as they come: those of a table that is not
     distributed, and without units unless `always`.
     """
-    if (source.unit is None and not always) or not is_distributed(session, source):
+    if (source.unit is None and not always) or not is_distributed(session, source.table):
         return source
     name = f"rows_{secrets.token_hex(8)}"
     used = dict.fromkeys([*columns_read(source.encoder), source.encoder["label"]["name"], source.unit])

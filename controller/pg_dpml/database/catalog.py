@@ -140,6 +140,7 @@ def look_up_table(session: Session, table: str) -> SourceTable:
             f"{names.shown(owner)}, or as a curator without such rights"
         )
     _require_utf8(session, table, oid)
+    session.settle_workers()
     return SourceTable(oid, schema, name, kind, row_security, columns_of(session, oid))
 
 

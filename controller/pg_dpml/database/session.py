@@ -46,6 +46,20 @@ set others, such as lc_messages (errors are recognised by their code and fields)
 memory.
 """
 
+_ON_WORKERS = (
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "array_nulls",
+    "default_text_search_config",
+    "extra_float_digits",
+    "standard_conforming_strings",
+    "transform_null_equals",
+)
+"""Settings that decide what a statement means, which workers of Citus do not have from here."""
+_PROPAGATED = "citus.propagate_set_commands"
+"""Whether Citus sends SET LOCAL to the workers."""
+
 Query = sql.SQL | sql.Composed
 _Answer = TypeVar("_Answer")
 
@@ -118,6 +132,35 @@ class Session:
 
     def _search(self, path: str) -> None:
         self.fetch(sql.SQL("SELECT pg_catalog.set_config('search_path', %(path)s, true)"), {"path": path})
+
+    def settle_workers(self) -> None:
+        """Let workers of Citus read what this transaction sends them as this server would.
+
+        Citus writes built-in operators and functions without a schema, and a worker looks names up by the
+        search_path that the role has there, in which something could be a closer match.
+        """
+        found = self.fetch(
+            sql.SQL(
+                "SELECT n.name, pg_catalog.current_setting(n.name, true) "
+                "FROM pg_catalog.unnest(%(names)s::pg_catalog.text[]) AS n (name) "
+                "WHERE EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')"
+            ),
+            {"names": [*_ON_WORKERS, _PROPAGATED]},
+        )
+        if not found:
+            return
+        settings = dict(found)
+        was = settings.pop(_PROPAGATED)
+        self.set_local(_PROPAGATED, "local")
+        self.execute(sql.SQL("SET LOCAL search_path = ") + sql.SQL(_SAFE_PATH))
+        for name, value in settings.items():
+            self.set_local(name, value)
+        self.set_local(_PROPAGATED, was)
+
+    def set_local(self, name: str, value: str) -> None:
+        """Change a setting until the transaction ends."""
+        setting = sql.Identifier(*name.split("."))
+        self.execute(sql.SQL("SET LOCAL {} = {}").format(setting, sql.Literal(value)))
 
     @contextmanager
     def owners_path(self) -> Iterator[None]:

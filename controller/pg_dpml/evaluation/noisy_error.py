@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pg_dpml.blocks.distributed import use_one_snapshot
+from pg_dpml.blocks.distributed import is_distributed, use_one_snapshot
 from pg_dpml.blocks.encoder import columns_read
 from pg_dpml.blocks.query import record_of
 from pg_dpml.database.catalog import SourceTable, look_up_table
@@ -20,7 +20,7 @@ from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import GuaranteeError, ResolutionError, SpecError
 from pg_dpml.evaluation.metrics import require_columns
 from pg_dpml.kernels import Noise
-from pg_dpml.ledger import budgets, charging, models, terms
+from pg_dpml.ledger import budgets, charging, models, nodes, terms
 from pg_dpml.ledger.records import PrivacyRecord
 from pg_dpml.ledger.transaction import run_charged
 from pg_dpml.names import shown
@@ -208,6 +208,13 @@ def _plan(
         f"the rows of {shown(table.name)} cannot be read: its definition fails on a row; nothing was charged"
     )
     session.require_readable(_sum(release), failed, {"model": model.name})
+    if is_distributed(session, table):
+        without = [worker for worker, models in nodes.lacking_models(session) if model.name in models]
+        if without:
+            raise SpecError(
+                f"worker {', '.join(without)} has no copy of model {shown(model.name)}, or an old one, and "
+                f"nothing was charged: dpml share {shown(model.name)}"
+            )
     return release
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 
+from pg_dpml.blocks.distributed import require_whole
 from pg_dpml.database.catalog import SourceTable, look_up_table
 from pg_dpml.database.dependencies import tables_read
 from pg_dpml.database.session import Session, sql
@@ -107,10 +108,11 @@ def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budg
     Raises
     ------
     GuaranteeError
-        If the table belongs to another data set than `dataset`.
+        If the table belongs to another data set than `dataset`, or as of `require_whole`.
     SpecError
         If there is no budget of this name, or if none is named and several list the table.
     """
+    require_whole(session, table)
     found = _budgets_on(session, table)
     used = [name for name, (_, unused) in found.items() if not unused]
     if dataset is None:

@@ -43,7 +43,7 @@ class Worker(NamedTuple):
 
 
 class Lacking(NamedTuple):
-    """Models that a worker has no copy of."""
+    """Models of which a worker has no copy, or one that differs."""
 
     worker: str
     models: tuple[str, ...]
@@ -67,7 +67,8 @@ def on_workers(
     ----------
     session : Session
     command : sql.Composable
-        An expression of type text; a worker may log its value.
+        An expression of type text; a worker may log its value, and runs it in the search_path that the role
+        has there: operators must be qualified too.
     parameters : mapping or None
     source : sql.Composable
         Item of a FROM clause, of one row, whose columns the expression uses.
@@ -120,7 +121,8 @@ def copy_model(session: Session, model: str) -> list[Worker]:
 def copy_grants(session: Session, model: str) -> list[Worker]:
     """Grant the copies of a model to the roles that the model is granted to; returns the failures."""
     command = sql.SQL(
-        "pg_catalog.format('UPDATE dpml.models SET granted_to = %%L WHERE name = %%L', m.granted_to, m.name)"
+        "pg_catalog.format('UPDATE dpml.models SET granted_to = %%L "
+        "WHERE name OPERATOR(pg_catalog.=) %%L', m.granted_to, m.name)"
     )
     return _failures(on_workers(session, command, {"model": model}, _THIS_MODEL))
 
@@ -131,17 +133,29 @@ def copy_drop(session: Session, model: str) -> list[Worker]:
     return _failures(on_workers(session, command, {"model": model}))
 
 
+def _digested(column: str) -> sql.Composed:
+    # An array of numbers as it is stored: its text depends on a setting.
+    numbers = column in ("weights", "whitening")
+    field = sql.SQL("pg_catalog.md5(pg_catalog.array_send({}))") if numbers else sql.SQL("{}")
+    return field.format(sql.Identifier("m", column))
+
+
+_DIGESTS = sql.SQL(
+    "SELECT coalesce(pg_catalog.json_object_agg(m.name, "
+    "pg_catalog.md5(pg_catalog.concat_ws(' ', {fields}))), '{{}}') FROM dpml.models AS m"
+).format(fields=sql.SQL(", ").join(map(_digested, (*_FIELDS, "granted_to"))))
+
+
 def lacking_models(session: Session) -> list[Lacking]:
-    """The models that the role sees, and workers on which it sees no copy of them."""
-    command = sql.SQL(
-        "'SELECT coalesce(pg_catalog.json_agg(m.name), ''[]'') FROM dpml.models AS m'::pg_catalog.text"
-    )
-    own = {name for (name,) in session.fetch(sql.SQL("SELECT name FROM dpml.models"))}
-    answers = on_workers(session, command)
-    found = [
-        (worker.name, own - set(json.loads(worker.answer)) if worker.success else own) for worker in answers
+    """The models that the role sees, and workers on which it sees no such copy of them."""
+    ((own,),) = session.fetch(_DIGESTS)
+    answers = on_workers(session, sql.Literal(session.text(_DIGESTS)))
+    found = [(worker.name, json.loads(worker.answer) if worker.success else {}) for worker in answers]
+    lacking = [
+        (name, [model for model, digest in own.items() if copies.get(model) != digest])
+        for name, copies in found
     ]
-    return [Lacking(name, tuple(sorted(lacks))) for name, lacks in found if lacks]
+    return [Lacking(name, tuple(sorted(models))) for name, models in lacking if models]
 
 
 def _failures(workers: list[Worker]) -> list[Worker]:

@@ -41,7 +41,7 @@ CURATOR_RIGHTS = {
     "INSERT ON dpml.models": "pg_catalog.has_any_column_privilege('dpml.models', 'INSERT')",
     "CREATE ON SCHEMA dpml_work": "pg_catalog.has_schema_privilege('dpml_work', 'CREATE')",
     "EXECUTE ON FUNCTION dpml.sgd_epoch": "pg_catalog.has_function_privilege("
-    "'dpml.sgd_epoch(int4, bytea, dpml.epoch, jsonb)', 'EXECUTE')",
+    "'dpml.sgd_epoch(pg_catalog.int4, pg_catalog.bytea, dpml.epoch, pg_catalog.jsonb)', 'EXECUTE')",
 }
 """What a run needs, and how to ask for it."""
 

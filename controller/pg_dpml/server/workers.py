@@ -25,9 +25,11 @@ def examine_workers(session: Session) -> list[Check]:
     rights = ", ".join(f"({test})" for test in CURATOR_RIGHTS.values())
     command = (
         "SELECT pg_catalog.json_build_array((SELECT extversion FROM pg_catalog.pg_extension "
-        "WHERE extname = 'pg_dpml'), dpml.module_version(), (SELECT pg_catalog.count(*) "
-        "FROM pg_catalog.pg_class AS c WHERE c.relkind = 'r' AND c.relnamespace = "
-        f"'dpml_work'::pg_catalog.regnamespace), pg_catalog.array_to_json(ARRAY[{rights}]))"
+        "WHERE extname OPERATOR(pg_catalog.=) 'pg_dpml'), dpml.module_version(), "
+        "(SELECT pg_catalog.count(*) FROM pg_catalog.pg_class AS c "
+        "WHERE c.relkind OPERATOR(pg_catalog.=) 'r' "
+        "AND c.relnamespace OPERATOR(pg_catalog.=) 'dpml_work'::pg_catalog.regnamespace), "
+        f"pg_catalog.array_to_json(ARRAY[{rights}]))"
     )
     answers = nodes.on_workers(session, sql.Literal(command))
     if not answers:
@@ -61,7 +63,8 @@ def _worker(worker: nodes.Worker, version: str, held: Sequence[bool], lacking: S
         )
         return Check(name, False, f"this role lacks rights there: {', '.join(missing)}", fix)
     if lacking:
-        found = f"no copy of {', '.join(map(shown, lacking))}: predictions over distributed tables need it"
+        names = ", ".join(map(shown, lacking))
+        found = f"no copy of {names}, or an old one: predictions over distributed tables need it"
         return Check(name, False, found, f"dpml share {shown(lacking[0])}, and so each of them")
     note = "tables of dpml_work that no live run has there: drop them as a superuser" if left else ""
     return Check(name, not left, f"version {installed}, the same rights, all models", note, note)

@@ -176,7 +176,7 @@ def check_table(
     report = progress or (lambda phase, done, total: None)
     with Database(database, insecure=insecure).session("REPEATABLE READ") as session:
         resolved = resolve(session, data)
-        if is_distributed(session, resolved):
+        if is_distributed(session, resolved.table):
             raise SpecError(
                 f"{shown(resolved.table.name)} is distributed by Citus, which cannot plan what a check "
                 "counts: copy its rows, or some of them, into a table of the coordinator (CREATE TABLE "
