@@ -16,7 +16,7 @@ from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Schedule
 from pg_dpml.privacy import gaussian, resolution
-from pg_dpml.privacy.accounting import subsampled
+from pg_dpml.privacy.accounting import allocated, subsampled
 from pg_dpml.privacy.noise import batches, growth
 from pg_dpml.privacy.noise import steps as step_noise
 from pg_dpml.privacy.noise.steps import StepNoise
@@ -124,7 +124,8 @@ def test_steps_of_bst14() -> None:
 def test_poisson_noise_gives_the_guarantee(method: str, relation: Relation) -> None:
     for problem in (ADULT, MNIST, HOUSES):
         privacy = PrivacySpec(0.7, 1e-9, relation)
-        _, sgd, noise = planned(method, problem, privacy)
+        options = {"sampling": "poisson"} if method == "dp-sgd" else {}
+        _, sgd, noise = planned(method, problem, privacy, **options)
         assert sgd.sampling == noise.sampling == sgd.batch_size / problem.n_units
         bound = noise.sensitivity / relation.gradient_change(1.0)
         room = noise.calibrated_sensitivity / noise.sensitivity
@@ -136,9 +137,12 @@ def test_poisson_noise_gives_the_guarantee(method: str, relation: Relation) -> N
         assert 0.98 * 0.7 <= spent <= 0.7 * (1.0 + 1e-9)
 
 
-def test_every_unit_in_every_batch_composes_exactly() -> None:
-    _, sgd, noise = planned("dp-sgd", batch_size=ADULT.n_units, passes=30, privacy=PrivacySpec(0.5, 1e-8))
-    assert (sgd.sampling, noise.accountant, noise.steps) == (1.0, "exact", 30)
+@pytest.mark.parametrize("sampling", ["poisson", None])
+def test_every_unit_in_every_batch_composes_exactly(sampling: str | None) -> None:
+    _, sgd, noise = planned(
+        "dp-sgd", batch_size=ADULT.n_units, passes=30, privacy=PrivacySpec(0.5, 1e-8), sampling=sampling
+    )
+    assert (sgd.sampling, noise.accountant, noise.steps) == (sampling and 1.0, "exact", 30)
     mu = math.sqrt(30) * noise.sensitivity / noise.scale
     assert mu == pytest.approx(gaussian.gaussian_mu(0.5, 1e-8), rel=1e-2)
 
@@ -161,6 +165,60 @@ def test_default_steps_of_dp_sgd(problem: Problem, epsilon: float) -> None:
     else:
         assert noise.sensitivity == 1.0
         assert sgd.loss.clip == 0.5
+
+
+@pytest.mark.parametrize("relation", Relation)
+@pytest.mark.parametrize(
+    ("privacy", "options", "drawn"),
+    [
+        ((1.0, 1e-9), {"passes": 1}, True),
+        ((1.0, 1e-9), {"passes": 1, "batch_size": 4_000}, True),
+        ((1.0, 1e-9), {"passes": 10}, False),
+        ((0.1, 1e-9), {"passes": 3, "batch_size": 50}, False),
+        ((0.02, 1e-6), {"passes": 3, "batch_size": 10_000}, True),
+    ],
+)
+def test_dp_sgd_takes_the_batches_that_need_no_more_noise(
+    privacy: tuple[float, float], options: dict[str, Any], drawn: bool, relation: Relation
+) -> None:
+    """By random allocation with one order, where its noise allows it; and as if they were asked for."""
+    given = PrivacySpec(*privacy, relation)
+    plan, sgd, noise = planned("dp-sgd", privacy=given, **options)
+    poisson, allocation = (
+        planned("dp-sgd", privacy=given, sampling=name, **options)[2] for name in ("poisson", "allocation")
+    )
+    assert (sgd.allocated, sgd.sampling is None, noise.allocations) == (drawn, drawn, int(drawn))
+    assert sgd.fresh_order is False
+    one_order = noise.multipliers["one_order"]
+    assert (one_order <= noise.multipliers["poisson"] * 1.005) == drawn
+    if drawn:
+        assert noise.scale <= 1.005 * poisson.scale
+        assert noise.noise_multiplier == pytest.approx(one_order, rel=1e-2)
+    else:
+        assert replace(noise, multipliers={}) == poisson
+    assert noise.multipliers == pytest.approx(allocation.multipliers, rel=1e-9 if drawn else 0.05)
+    assert all(noise.multipliers[name] >= least for name, least in allocation.multipliers.items())
+    text = " ".join(plan_report.plan_text(plan).split())
+    taken = "batches by random allocation, which" if drawn else "Poisson batches, since random allocation"
+    assert f"Why {taken}" in text
+    assert f"{one_order / noise.multipliers['poisson']:.2f}"[:3] in plan.reason
+    for name in ("poisson", "one_order"):
+        assert f"{noise.multipliers[name]:.3g} " in text
+
+
+def test_dp_sgd_takes_poisson_batches_where_units_cannot_draw_theirs() -> None:
+    """More than the server draws for, or more batches than are accounted for; a unit draws for its rows."""
+    plan, sgd, _ = planned("dp-sgd", Problem(2**31, 5, 1, "binary"), PrivacySpec(1.0, 1e-12), passes=1)
+    assert sgd.sampling is not None
+    assert plan.reason.startswith("Poisson batches, since random allocation cannot run: ")
+    many = Problem(allocated.MOST_BATCHES + 1, 5, 1, "binary")
+    plan, sgd, _ = planned("dp-sgd", many, batch_size=1, passes=1)
+    assert sgd.sampling is not None
+    assert f"longer than {allocated.MOST_BATCHES:,}" in plan.reason
+    plan, sgd, noise = planned("dp-sgd", Problem(39_118, 106, 1, "binary", "household", 4), passes=1)
+    assert (sgd.allocated, noise.allocations, sgd.max_rows_per_unit) == (True, 1, 4)
+    plan, _, noise = planned("dp-sgd", Problem(0, 5, 1, "binary"))
+    assert (plan.reason, noise.steps) == ("", 0)
 
 
 def test_schedules_of_dp_sgd() -> None:

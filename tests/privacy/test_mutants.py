@@ -472,6 +472,14 @@ MUTANTS = [
         f"{TEST_ALLOCATION_REPLAY}::test_the_noise_costs_what_was_asked_for[scs13-0.05-options1-1-Relation.ADD_REMOVE]",
     ),
     Mutant(
+        "batches-by-default-drawn-one-way-and-accounted-another",
+        METHODS,
+        "return replace(poisson, multipliers=drawn.multipliers), warning, reason",
+        "return replace(drawn, scale=poisson.scale), warning, reason",
+        f"{TEST_NOISY_SGD}::test_dp_sgd_takes_the_batches_that_need_no_more_noise"
+        "[privacy2-options2-False-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
         "one-order-of-all-passes-accounted-as-one-pass",
         PRIVACY,
         "math.sqrt(passes / count) * found.noise_multiplier",

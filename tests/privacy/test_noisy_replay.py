@@ -37,6 +37,9 @@ FEATURES = 3
 
 
 def planned(method: str, problem: Problem, privacy: PrivacySpec, **options: Any) -> tuple[Sgd, StepNoise]:
+    """Of dp-sgd the steps over Poisson batches, which the other two have by themselves or not at all."""
+    if method == "dp-sgd":
+        options["sampling"] = "poisson"
     decided = decide(problem, privacy, TrainSpec(method=method, **options))
     assert isinstance(decided.work, Sgd)
     assert isinstance(decided.noise, StepNoise)

@@ -42,6 +42,7 @@ def test_results_of_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "scs13-b1",
         "scs13-b10-vs-rows",
         "poisson-epoch",
+        "dp-sgd-pass",
         "frank-wolfe-step",
         "auto-wide",
         "start-up",

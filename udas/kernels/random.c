@@ -172,16 +172,22 @@ dpml_rng_coin(DpmlRng *rng, double probability)
 	return 0;
 }
 
-/* The upper half of n times a word, drawn again where its lower half is one of the 2^64 mod n that would be too many. */
+/*
+ * The upper half of n times a word, drawn again where its lower half is one of the 2^64 mod n that would be too many.
+ * These are below n, so that hardly a draw needs the division (Lemire 2019).
+ */
 int64_t
 dpml_rng_below(DpmlRng *rng, int64_t n)
 {
-	uint64_t	too_many = -(uint64_t) n % (uint64_t) n;
-	unsigned __int128 product;
+	unsigned __int128 product = (unsigned __int128) rng_next(rng) * (uint64_t) n;
 
-	do
-		product = (unsigned __int128) rng_next(rng) * (uint64_t) n;
-	while ((uint64_t) product < too_many);
+	if ((uint64_t) product < (uint64_t) n)
+	{
+		uint64_t	too_many = -(uint64_t) n % (uint64_t) n;
+
+		while ((uint64_t) product < too_many)
+			product = (unsigned __int128) rng_next(rng) * (uint64_t) n;
+	}
 	return (int64_t) (product >> 64);
 }
 

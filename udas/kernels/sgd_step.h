@@ -84,21 +84,28 @@ end_step(DpmlSgd *state)
 	}
 }
 
-/* A step along the velocity, which the whole weights enter: no lazy shrink. */
+/*
+ * A step along the velocity, which the whole weights enter: no lazy shrink.  What the loop needs of the options is
+ * in variables of its own, which no store to the arrays can change.
+ */
 DPML_INLINE void
 momentum_step(DpmlSgd *state)
 {
 	const DpmlSgdOptions *options = &state->options;
 	int64_t		n = n_weights(options);
 	double		step = dpml_step_size(&options->schedule, ++state->steps);
-	double	   *weights = state->weights;
-	double	   *velocity = state->velocity;
-	const double *gradient = state->gradient;
+	double		momentum = options->momentum;
+	double		lambda = options->lambda;
+	double		batch_size = options->batch_size;
+	double	   *restrict weights = state->weights;
+	double	   *restrict velocity = state->velocity;
+	const double *restrict gradient = state->gradient;
 
-	fold_scale(state);
+	if (state->scale != 1.0)
+		fold_scale(state);
 	for (int64_t i = 0; i < n; i++)
 	{
-		velocity[i] = options->momentum * velocity[i] + (options->lambda * weights[i] + gradient[i] / options->batch_size);
+		velocity[i] = momentum * velocity[i] + (lambda * weights[i] + gradient[i] / batch_size);
 		weights[i] -= step * velocity[i];
 	}
 }

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: PostgreSQL
 """SGD with noise on the gradients of every step: scs13, bst14 and dp-sgd.
 
-scs13 takes shuffled passes (Song, Chaudhuri & Sarwate 2013), the others Poisson
-batches: bst14 as in Bassily, Smith & Thakurta 2014 with the constant number of
-passes of Wu et al. 2017, dp-sgd with the steps that do best. The server adds the
-noise, so the model it returns is what is released: step sizes, momentum,
-averages and projections are post-processing.
+scs13 takes shuffled passes (Song, Chaudhuri & Sarwate 2013), bst14 Poisson batches
+as in Bassily, Smith & Thakurta 2014 with the constant number of passes of Wu et
+al. 2017, dp-sgd the steps that do best, over batches by random allocation where
+these need no more noise than Poisson batches. The server adds the noise, so the
+model it returns is what is released: step sizes, momentum, averages and
+projections are post-processing.
 
 Defaults of dp-sgd come from public numbers. Its noise in the score of a row of
 norm 1 has standard deviation tau sigma/(b sqrt(T)), tau the length of all steps
@@ -23,6 +24,7 @@ from pg_dpml.methods.noisy_steps import (
     NoisyOptions,
     NoisyStepsPlan,
     allocated_noise,
+    least_noise,
     plan_of,
     poisson_noise,
     refuse_unused_step_size,
@@ -171,22 +173,26 @@ class Bst14(PrivateMethod[Bst14Options]):
 
 @register
 class DpSgd(PrivateMethod[DpSgdOptions]):
-    """Noise on the gradients of Poisson batches, with the steps that do best."""
+    """Noise on the gradients of batches drawn at random, with the steps that do best."""
 
     name = "dp-sgd"
-    summary = "SGD with noise on Poisson batches, by the steps that do best"
+    summary = "SGD with noise on batches drawn at random, by the steps that do best"
     cards = (
         Card(
-            theorem='As bst14, with the steps that do best ("Poisson batches", "Subsampled Gaussian noise").',
+            theorem='As bst14, with the steps that do best ("Poisson batches", "Subsampled Gaussian noise"); '
+            "or a unit is in exactly one batch of a pass, drawn at random "
+            '("Batches by random allocation", "Random allocation"), which is the default where its noise is '
+            "at most that of Poisson batches.",
             sensitivity="m C: C = 1/2 for logistic by default, sqrt(1 - 1/K) for softmax, the norm of the "
             "gradient at the zero model.",
             checked="As bst14.",
             charged="(epsilon, delta).",
             post_processing="Steps, momentum, the average of the last quarter.",
-            corrected="Against common implementations: (1) batches are really Poisson, not cut from a "
-            "shuffled pass. (2) The sum is divided by the nominal b, never by the realised batch "
-            "size; empty batches are steps with noise. (3) With units there is one coin a unit, "
-            "not a row. (4) The account is for zero-out neighbours with n public, converted for "
+            corrected="Against common implementations: (1) batches are really Poisson, or every unit draws "
+            "its own; none is cut by count from a shuffled pass. (2) The sum is divided by the nominal b, "
+            "never by the realised batch size; empty batches are steps with noise. (3) With units there is "
+            "one coin, or one draw, a unit, not a row. (4) The account is for zero-out neighbours with n "
+            "public, converted for "
             "`replace_one`.",
         ),
     )
@@ -304,7 +310,10 @@ def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) 
     n_units = max(problem.n_units, 1)
     batch_size = options.batch_size or min(math.ceil(n_units / DP_SGD_STEPS), LARGEST_BATCH)
     passes = options.passes or PASSES
-    if options.sampling == "allocation":
+    reason = ""
+    if options.sampling is None:
+        noise, warning, reason = least_noise(problem, privacy, clipped, batch_size, passes)
+    elif options.sampling == "allocation":
         noise, warning = allocated_noise(problem, privacy, clipped, batch_size, passes, None), None
     else:
         noise, warning = poisson_noise(problem, privacy, clipped, batch_size, passes)
@@ -325,9 +334,10 @@ def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) 
         momentum=momentum,
         capped=False,
     )
-    return plan_of(
+    plan = plan_of(
         DpSgd.name, problem, privacy, clipped, sgd, noise, privacy.delta_for(problem.n_units), warning
     )
+    return replace(plan, reason=reason)
 
 
 def _first_step(

@@ -105,7 +105,8 @@ def sampling() -> Any:
         Choice(("shuffled", "poisson", "allocation")),
         "How batches are drawn: cut by count from a shuffled pass, by a coin for every unit and step, or by "
         "one batch for every unit and pass.",
-        "shuffled in scs13, poisson in dp-sgd",
+        "shuffled in scs13; in dp-sgd allocation with one order for all passes, where that needs no more "
+        "noise than poisson, else poisson",
     )
 
 

@@ -127,7 +127,7 @@ def allocated_gaussian_epsilon(
 
 
 def allocated_gaussian_multiplier(
-    epsilon: float, delta: float, batches: int, passes: int, relation: Relation
+    epsilon: float, delta: float, batches: int, passes: int, relation: Relation, *, rough: bool = False
 ) -> Accounted:
     """Least noise on the sums over batches by random allocation that keeps a run (epsilon, delta)-private.
 
@@ -140,6 +140,8 @@ def allocated_gaussian_multiplier(
     batches, passes : int
         As in `allocated_gaussian_epsilon`; for one allocation of k passes, sqrt(k) times the noise for one.
     relation : Relation
+    rough : bool
+        Whether the coarsest grid will do: in a tenth of the time, with a few percent more noise.
 
     Returns
     -------
@@ -163,7 +165,7 @@ def allocated_gaussian_multiplier(
     # As for many Poisson steps of probability 1/T ("Subsampled Gaussian noise").
     start = 1.0 / math.sqrt(math.log1p((mu / relation.gradient_change(1.0)) ** 2 * batches / passes))
     best = _exact(most, passes, delta, relation)
-    for spacing in _SPACINGS:
+    for spacing in _SPACINGS[:1] if rough else _SPACINGS:
 
         def cost(multiplier: float, spacing: float = spacing) -> Accounted:
             return _one_grid(multiplier, batches, passes, delta, relation, spacing)

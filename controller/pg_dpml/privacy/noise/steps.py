@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from pg_dpml.errors import GuaranteeError
@@ -33,13 +34,13 @@ __all__ = [
 _TIE = 2.0**-127
 """Above the probability that two units draw the same key."""
 
-_ALLOCATED_BESIDE = {
+_BATCHES_BESIDE = {
     "shuffled": "for batches cut by count",
     "poisson": "for Poisson batches",
     "fresh_order": "by random allocation with a fresh order a pass",
     "one_order": "with one order for all passes",
 }
-"""The accounts that a plan of random allocation shows beside each other, in words."""
+"""The accounts of random allocation and of what it is compared with, in words."""
 
 _NO_DEARER = 1.02
 """One order for all passes, which is faster, is taken where its noise is at most so many times the least."""
@@ -193,10 +194,8 @@ class StepNoise(Recorded):
                 "the losses' curvature damps it.",
             ),
         ]
-        if self.multipliers and self.allocations > 0:
-            others = ", ".join(
-                f"{self.multipliers[name]:.3g} {how}" for name, how in _ALLOCATED_BESIDE.items()
-            )
+        if self.multipliers.keys() == _BATCHES_BESIDE.keys():
+            others = ", ".join(f"{self.multipliers[name]:.3g} {how}" for name, how in _BATCHES_BESIDE.items())
             found.append(("Accounts", f"noise on a sum, in units of that bound: {others}"))
         elif self.multipliers:
             found.append(("Accounts", self.compared.format(**self.multipliers)))
@@ -437,10 +436,10 @@ def bst14_multipliers(
 
 @functools.lru_cache(maxsize=64)
 def _allocated_pld(
-    epsilon: float, delta: float, batches: int, passes: int, relation: Relation
+    epsilon: float, delta: float, batches: int, passes: int, relation: Relation, *, rough: bool
 ) -> subsampled.Accounted:
     """The accountant's answer; a plan is often made twice, and this takes a second."""
-    return allocated.allocated_gaussian_multiplier(epsilon, delta, batches, passes, relation)
+    return allocated.allocated_gaussian_multiplier(epsilon, delta, batches, passes, relation, rough=rough)
 
 
 def calibrate_allocated(
@@ -449,6 +448,7 @@ def calibrate_allocated(
     relation: Relation,
     passes: int,
     steps: int,
+    sampling: float,
     n_units: int,
     max_rows_per_unit: int,
     row_bound: float,
@@ -456,6 +456,7 @@ def calibrate_allocated(
     epsilon: float,
     delta: float,
     fresh_order: bool | None,
+    worth: float = math.inf,
 ) -> StepNoise:
     """Noise of every step over batches by random allocation.
 
@@ -463,8 +464,14 @@ def calibrate_allocated(
     ----------
     bound, relation, passes, steps, n_units, max_rows_per_unit, row_bound, n_weights, epsilon, delta
         As in `calibrate_poisson`.
+    sampling : float
+        q of the Poisson batches that the plan shows it beside.
     fresh_order : bool or None
         Whether every pass has an allocation of its own; None: if that needs less noise.
+    worth : float
+        The most noise with one order, in times that of Poisson batches, for which the account is worth its
+        time. Where a rough one finds more than that, it is the one taken: a guarantee, with more noise than
+        it needs.
 
     Returns
     -------
@@ -508,15 +515,21 @@ def calibrate_allocated(
     unlikely = 2.0 * _UNLIKELY * delta + ties
     delta = _delta_of_steps(delta) - ties
     change = relation.gradient_change(bound)
-    orders = {count: _allocated_pld(epsilon, delta, batches, count, relation) for count in {1, passes}}
+    poisson = _pld(
+        epsilon, delta, accounted_sampling(sampling, n_units, steps), steps, relation
+    ).noise_multiplier
+    account = partial(_allocated_pld, epsilon, delta, batches, relation=relation)
+    rough = (
+        worth < math.inf
+        and math.sqrt(passes) * account(passes=1, rough=True).noise_multiplier > worth * poisson
+    )
+    orders = {count: account(passes=count, rough=rough) for count in {1, passes}}
     multipliers = {
         count: math.sqrt(passes / count) * found.noise_multiplier for count, found in orders.items()
     }
     beside = {
         "shuffled": math.sqrt(passes) * change / bound / gaussian.gaussian_mu(epsilon, delta),
-        "poisson": _pld(
-            epsilon, delta, accounted_sampling(1.0 / batches, n_units, steps), steps, relation
-        ).noise_multiplier,
+        "poisson": poisson,
         "fresh_order": multipliers[passes],
         "one_order": multipliers[1],
     }
