@@ -33,7 +33,12 @@ labels in [-1, 1] tolerate less noise than logits.
 
 Means of two splits, without curves and by the number of pieces. Adult at epsilon 0.1: 83.7, 84.2 to 84.9 with
 2 to 12. Bank at 0.1: 88.5, 88.7 to 89.1 with 2 to 6, 88.5 with 12. California, a regression, at 0.1:
-R^2 0.62, 0.51 to 0.56 with 2 to 12; at 1: 0.67, 0.67 with 2 to 4, 0.70 with 9 or 12."""
+R^2 0.62, 0.51 to 0.56 with 2 to 12; at 1: 0.67, 0.67 with 2 to 4, 0.70 with 9 or 12.
+
+Eight public tables that the numbers were not fitted on (20,000 to 330,000 rows: diamonds, food budgets,
+movies, late flights, and four of health), five splits. At epsilon 1 curves are ahead on seven, by 0.3 to 3.5
+points of accuracy or 5 to 7 of R^2, and behind on one (diamonds: 0.919 to 0.927). At 0.1 they are ahead on
+four, by up to 1.9 points, and within 0.15 points on the others."""
 
 
 @dataclass(frozen=True)
