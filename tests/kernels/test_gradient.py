@@ -88,11 +88,6 @@ def scores_slopes(loss: Loss, scores: FloatArray, y: float) -> tuple[float, Floa
     return sum(value for value, _ in each), np.array([slope for _, slope in each])
 
 
-def shorten(values: FloatArray, bound: float) -> FloatArray:
-    norm = float(np.linalg.norm(values))
-    return values * (bound / norm) if norm > bound else values
-
-
 def wanted(
     loss: Loss,
     w: FloatArray,
@@ -106,7 +101,7 @@ def wanted(
     gradients, losses = [], []
     for row, label in zip(x, y, strict=True):
         value, slopes = row_slopes(loss, w, row, label)
-        gradients.append(np.outer(shorten(slopes, gradient_clip), row))
+        gradients.append(np.outer(oracles.project(slopes, gradient_clip), row))
         losses.append(min(value, loss_clip))
     return np.array(gradients), np.array(losses)
 
@@ -165,7 +160,7 @@ def test_columns_of_zeros_between_others(kind: str, classes: int, d: int) -> Non
         each, losses = [], []
         for row, label in zip(x, y, strict=True):
             value, slopes = scores_slopes(loss, w[0] @ row, int(label))
-            each.append(np.outer(shorten(slopes, 0.7), row))
+            each.append(np.outer(oracles.project(slopes, 0.7), row))
             losses.append(value)
         close(found.gradient, np.sum(each, axis=0))
         assert found.losses is not None
@@ -230,13 +225,15 @@ def test_units_are_clipped_as_sums(name: str, form: str) -> None:
         first = 0
         for i in range(1, N + 1):
             if i == N or starts[i] or i % 39 == 0:
-                expected += shorten(gradients[first:i].sum(axis=0), unit_clip)
+                expected += oracles.project(gradients[first:i].sum(axis=0), unit_clip)
                 first = i
         found = replay.gradient(pack(form, x, y, starts), w, loss, gradient_clip=0.8, unit_clip=unit_clip)
         close(found.gradient, expected)
         close(found.losses, losses.sum())
     alone = replay.gradient(pack(form, x, y), w, loss, unit_clip=0.05)
-    expected = sum((shorten(g, 0.05) for g in wanted(loss, w[0], x, y)[0]), np.zeros_like(gradients[0]))
+    expected = sum(
+        (oracles.project(g, 0.05) for g in wanted(loss, w[0], x, y)[0]), np.zeros_like(gradients[0])
+    )
     close(alone.gradient, expected)
 
 
