@@ -181,8 +181,8 @@ def least_noise(
     `_NO_MORE` times that of Poisson batches, under the same guarantee, with the same batch size and passes;
     Poisson batches everywhere else. Both noises follow from public numbers alone. A pass over allocated
     batches reads the packed rows in their order, while one over Poisson batches jumps between them. A fresh
-    order a pass would need less noise than one order, but packs the rows again, which takes longer than a
-    pass over Poisson batches does: who wants it asks for sampling = allocation.
+    order a pass would need less noise than one order, but packs the rows again in every pass: who wants it
+    asks for sampling = allocation.
     Source: privacy/README.md, "Batches by random allocation".
     """
     poisson, warning = poisson_noise(problem, privacy, clipped, batch_size, passes)
