@@ -31,7 +31,6 @@ __all__ = [
     "distribute",
     "distribution_column",
     "gathered",
-    "has_citus",
     "is_distributed",
     "packed_blocks",
     "place_of_portions",
@@ -85,14 +84,6 @@ class Whereabouts:
     text: str = ""
 
 
-def has_citus(session: Session) -> bool:
-    """Whether the database has the extension citus."""
-    (found,) = session.fetch_one(
-        sql.SQL("SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')")
-    )
-    return bool(found)
-
-
 _SETTINGS = {
     "max_adaptive_executor_pool_size": "1",
     "multi_shard_modify_mode": "sequential",
@@ -110,7 +101,7 @@ def use_one_snapshot(session: Session) -> None:
     Called before the first statement of the transaction that reads a table.
     Source: privacy/README.md, "Distributed tables".
     """
-    if has_citus(session):
+    if session.has_citus():
         for name, value in _SETTINGS.items():
             session.set_local(f"citus.{name}", value)
 
@@ -158,11 +149,13 @@ def require_whole(session: Session, table: SourceTable) -> None:
     GuaranteeError
         If the table is a shard, or shows one, or this server is a worker.
     """
-    if not has_citus(session):
+    if not session.has_citus():
         return
-    session.set_local("citus.override_table_visibility", "off")  # else Citus hides shards from the catalog
+    setting = "citus.override_table_visibility"
+    was = session.setting(setting)
+    session.set_local(setting, "off")  # else Citus hides shards from the catalog
     read = tables_read(session, table)
-    session.set_local("citus.override_table_visibility", "on")
+    session.set_local(setting, was)
     worker, shard = session.fetch_one(
         sql.SQL(
             "SELECT (SELECT g.groupid <> 0 FROM pg_catalog.pg_dist_local_group AS g), "
@@ -187,7 +180,7 @@ def _distributed_tables(
     session: Session, table: SourceTable, *, alone: bool = False
 ) -> list[tuple[str, str]]:
     """Kind of distribution and distribution column of a table, and of those that it shows unless `alone`."""
-    if not has_citus(session):
+    if not session.has_citus():
         return []
     return session.fetch(
         sql.SQL(
@@ -404,7 +397,7 @@ def _on_shards(
     # Names that no other text of the statement can have.
     stand_ins = [sql.Identifier(_SCHEMA, f"shard_{secrets.token_hex(16)}") for _ in range(3)]
     with session.owners_path():
-        (path,) = session.fetch_one(sql.SQL("SELECT pg_catalog.current_setting('search_path')"))
+        path = session.setting("search_path")
     return _OnShards(
         over=over,
         statement=session.text(statement(*stand_ins), parameters),

@@ -80,6 +80,7 @@ class Session:
         """Oids of tables that were looked up: a permission error is most likely about one of them."""
         self._context = Cursor(driver)
         self._path = ""
+        self._has_citus: bool | None = None
         if not driver.autocommit:
             self._settle()
 
@@ -117,6 +118,7 @@ class Session:
 
     def _settle(self) -> None:
         # Settings are local, here and below: a pooler in transaction mode lends the connection to others.
+        self._has_citus = None
         set_config = sql.SQL("pg_catalog.set_config({}, {}, true)")
         settings = [
             set_config.format(sql.Literal(name), sql.Literal(value)) for name, value in _SETTINGS.items()
@@ -130,6 +132,14 @@ class Session:
             {"path": _SAFE_PATH},
         )
 
+    def has_citus(self) -> bool:
+        """Whether the database has the extension citus; asked once a transaction."""
+        if self._has_citus is None:
+            (self._has_citus,) = self.fetch_one(
+                sql.SQL("SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')")
+            )
+        return self._has_citus
+
     def _search(self, path: str) -> None:
         self.fetch(sql.SQL("SELECT pg_catalog.set_config('search_path', %(path)s, true)"), {"path": path})
 
@@ -139,16 +149,15 @@ class Session:
         Citus writes built-in operators and functions without a schema, and a worker looks names up by the
         search_path that the role has there, in which something could be a closer match.
         """
+        if not self.has_citus():
+            return
         found = self.fetch(
             sql.SQL(
                 "SELECT n.name, pg_catalog.current_setting(n.name, true) "
-                "FROM pg_catalog.unnest(%(names)s::pg_catalog.text[]) AS n (name) "
-                "WHERE EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')"
+                "FROM pg_catalog.unnest(%(names)s::pg_catalog.text[]) AS n (name)"
             ),
             {"names": [*_ON_WORKERS, _PROPAGATED]},
         )
-        if not found:
-            return
         settings = dict(found)
         was = settings.pop(_PROPAGATED)
         self.set_local(_PROPAGATED, "local")
@@ -156,6 +165,13 @@ class Session:
         for name, value in settings.items():
             self.set_local(name, value)
         self.set_local(_PROPAGATED, was)
+
+    def setting(self, name: str) -> str:
+        """The value of a setting; empty for one that the server does not know."""
+        (value,) = self.fetch_one(
+            sql.SQL("SELECT coalesce(pg_catalog.current_setting(%(name)s, true), '')"), {"name": name}
+        )
+        return str(value)
 
     def set_local(self, name: str, value: str) -> None:
         """Change a setting until the transaction ends."""

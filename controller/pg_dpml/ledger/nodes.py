@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pg_dpml.blocks.distributed import has_citus
 from pg_dpml.database.session import Session, sql
 from pg_dpml.errors import DpmlError
 from pg_dpml.names import shown
@@ -73,7 +72,7 @@ def on_workers(
     source : sql.Composable
         Item of a FROM clause, of one row, whose columns the expression uses.
     """
-    if not has_citus(session):
+    if not session.has_citus():
         return []
     return [Worker(*row) for row in session.fetch(_ASK.format(source=source, command=command), parameters)]
 
