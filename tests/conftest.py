@@ -53,10 +53,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", majors, ids=names, indirect=True, scope="session")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked long, and of `dealt` cases all but one major each.
+    """Leave out what is marked long, and of `dealt` cases all but one major each; then order the files.
 
-    They count as deselected, not as passed and not as skipped.
+    What is left out counts as deselected, not as passed and not as skipped. Files with slow tests come first:
+    at the end they would keep one process busy while the others have nothing to do.
     """
     long, majors = config.getoption("--long"), _majors(config)
     left_out = {
@@ -67,6 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def _is_dealt_to_another(item: pytest.Item, majors: list[int]) -> bool:

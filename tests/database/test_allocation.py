@@ -20,7 +20,7 @@ from pg_dpml import PrivacySpec, TrainSpec
 from pg_dpml.training import sgd
 from pg_dpml.training.sgd import Sgd
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 N = 600
 GENEROUS = PrivacySpec(50.0, 1e-6)

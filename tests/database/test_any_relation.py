@@ -19,6 +19,8 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.training.spec import TrainSpec
 
+pytestmark = pytest.mark.dealt
+
 ROWS = "SELECT g::int AS id, g % 11 AS x, g % 2 = 0 AS y FROM generate_series(1, 30) g"
 
 
@@ -186,7 +188,6 @@ def schema(connection: psycopg.Connection) -> Iterator[str]:
     connection.execute('DROP SCHEMA "A schema. 50%" CASCADE')
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("name", NAMES)
 def test_names(connection: psycopg.Connection, schema: str, name: str) -> None:
     """Of tables, columns, labels and levels, quoted as in SQL."""
@@ -262,7 +263,6 @@ def test_names_of_nothing(connection: psycopg.Connection, name: str) -> None:
     refused(connection, DataSpec(name, YES, (X,)), "does not exist here")
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(
     ("where", "rows"),
     [
@@ -313,7 +313,6 @@ def test_what_planning_meets_is_not_quoted(connection: psycopg.Connection, table
 # Sizes
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("n_rows", [0, 1, 2])
 @pytest.mark.parametrize(
     "label",

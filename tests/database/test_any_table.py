@@ -18,13 +18,14 @@ from helpers.sqltools import scalar
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 
+pytestmark = pytest.mark.dealt
+
 # Types
 
 NUMBERS = ["smallint", "integer", "bigint", "decimal", "numeric(7,2)", "real", "float8", "smallserial"]
 ODD_VALUES = ["NaN", "Infinity", "-Infinity"]
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("type_", NUMBERS)
 def test_numbers(connection: psycopg.Connection, table: str, type_: str) -> None:
     connection.execute(f"CREATE TABLE {table} (id int, x {type_}, y bool)".encode())
@@ -48,7 +49,6 @@ def test_huge_numerics_are_clamped(connection: psycopg.Connection, table: str) -
     np.testing.assert_allclose(found[:, 0], [1, -1], atol=1e-5)
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(
     "type_",
     ["money", "oid", "regclass", "uuid", "json", "jsonb", "interval", "time", "bytea", "inet", "point"],
@@ -151,7 +151,6 @@ def types(connection: psycopg.Connection) -> psycopg.Connection:
     return connection
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(
     "type_",
     ["text", "varchar", "varchar(5)", "char(6)", "bpchar", "name", "town", "townish", "tag", "tags"],
@@ -191,7 +190,6 @@ def test_numbers_dates_and_booleans_as_categories(connection: psycopg.Connection
 ARRAYS = ["smallint", "int", "bigint", "numeric", "real", "float8", "bool", "years", "ages"]
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("type_", [f"{element}[]" for element in ARRAYS] + ["vec", "int[3]", "int[][]"])
 def test_arrays(types: psycopg.Connection, table: str, type_: str) -> None:
     types.execute(f"CREATE TABLE {table} (id int, x {type_}, y bool)".encode())
@@ -284,7 +282,6 @@ LABELS: list[tuple[str, Label, list[str]]] = [
 ]
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(("type_", "label", "values"), LABELS, ids=str)
 def test_labels(types: psycopg.Connection, table: str, type_: str, label: Label, values: list[str]) -> None:
     types.execute(f"CREATE TABLE {table} (x int, y {type_})".encode())

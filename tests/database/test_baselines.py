@@ -22,6 +22,8 @@ from pg_dpml.privacy.noise import output
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.spec import TrainSpec
 
+pytestmark = pytest.mark.dealt
+
 N = 60
 
 

@@ -32,6 +32,8 @@ from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.job import Job
 from pg_dpml.training.method import methods
 
+pytestmark = pytest.mark.dealt
+
 # The package's function of the same name hides the module.
 SPLITS = importlib.import_module("pg_dpml.runs.splits")
 

@@ -12,6 +12,8 @@ from psycopg import errors
 
 from helpers.sqltools import empty_registry, scalar
 
+pytestmark = pytest.mark.dealt
+
 ROLES = {
     "boss": "LOGIN SUPERUSER",
     "carol": "LOGIN IN ROLE dpml_curator",
@@ -298,7 +300,6 @@ def curators(connection: psycopg.Connection) -> Iterator[None]:
     )
 
 
-@pytest.mark.dealt
 @pytest.mark.usefixtures("curators")
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("column", WHO)

@@ -26,6 +26,8 @@ from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.tables.template import spec_template
 
+pytestmark = pytest.mark.dealt
+
 WARD = """
 CREATE TYPE temper AS ENUM ('low', 'high');
 CREATE DOMAIN years AS int CHECK (VALUE >= 0);

@@ -19,6 +19,8 @@ from pg_dpml.errors import GuaranteeError
 from pg_dpml.ledger import opening
 from pg_dpml.runs import datasets, requests
 
+pytestmark = pytest.mark.dealt
+
 PRIVACY = PrivacySpec(1.0, 1e-6)
 BOLT_ON = TrainSpec(method="bolt-on", passes=1)
 ROWS = "SELECT g / 100.0::float8 AS a, g % 2 = 0 AS y FROM generate_series(0, 99) g"
@@ -231,7 +233,6 @@ def ran_as(connection: psycopg.Connection) -> set[str]:
 # What the catalog knows to be read
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("way", REFUSED)
 def test_whatever_is_another_roles_is_refused(
     database: str, connection: psycopg.Connection, way: str
@@ -323,7 +324,6 @@ def curators(connection: psycopg.Connection) -> Iterator[None]:
     )
 
 
-@pytest.mark.dealt
 @pytest.mark.usefixtures("curators")
 @pytest.mark.parametrize("might", MIGHT)
 def test_who_has_rights_over_the_server_lends_them_to_nobody(

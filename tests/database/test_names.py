@@ -28,6 +28,8 @@ from pg_dpml.tables.inspection import inspect_table
 from pg_dpml.tables.template import spec_template
 from pg_dpml.training.spec import TrainSpec
 
+pytestmark = pytest.mark.dealt
+
 COLUMNS = ("id", "Patient", "\ufeffSpecies", "Weight ", "Sepal.Length", "age")
 PRIVACY = PrivacySpec(1.0, 1e-6)
 TRAINING = TrainSpec(method="bolt-on", passes=1)

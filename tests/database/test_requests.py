@@ -35,7 +35,7 @@ from pg_dpml.runs.train import train_model
 from pg_dpml.server import maintenance
 from pg_dpml.server.embedded import EmbeddedServer, find_pg_config
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 N = 200
 TENTH = {"privacy": {"epsilon": 0.1, "delta": 1e-6}, "training": {"method": "bolt-on", "passes": 1}}

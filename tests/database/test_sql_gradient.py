@@ -18,6 +18,8 @@ from helpers import replay
 from helpers.sqltools import FloatArray, as_json, close, make_rows, numbers, scalar
 from pg_dpml.kernels import Loss
 
+pytestmark = pytest.mark.dealt
+
 N, D, K = 1003, 11, 3
 
 LOSSES: list[tuple[dict[str, Any], Loss]] = [
@@ -187,7 +189,6 @@ def large(connection: psycopg.Connection) -> Iterator[tuple[psycopg.Connection, 
     connection.execute("DROP TABLE large, blocks")
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("call", ["gradient", "gram", "hessian"])
 def test_workers_give_the_serial_result(large: tuple[psycopg.Connection, list[bytes]], call: str) -> None:
     """In the plan that the server chooses by itself."""
@@ -461,7 +462,6 @@ def test_states_need_blocks_that_fit(states: States, connection: psycopg.Connect
         states.go_on(good)
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("form", ["dense", "csr"])
 def test_wide_gradient(connection: psycopg.Connection, form: str) -> None:
     d = 50_000
@@ -503,7 +503,6 @@ def test_states_are_at_most_one_gigabyte(connection: psycopg.Connection) -> None
     assert refused(connection, SUMS.replace("%s::float8[]", weights), options) == message
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("call", ["gradient", "gram", "whiten"])
 def test_cancelling_takes_less_than_a_second(connection: psycopg.Connection, call: str) -> None:
     """All rows in one block, which takes many seconds."""

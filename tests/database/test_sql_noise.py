@@ -25,6 +25,8 @@ from helpers import oracles, replay
 from helpers.sqltools import Options, as_json, close, epoch, make_rows, numbers, scalar
 from pg_dpml.server.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.dealt
+
 SMALLEST_P = 1e-6
 TINY = 2.0**-40
 """A step that leaves every derivative of the squared loss at -1, but for 2^-30."""
@@ -104,7 +106,6 @@ def check_binomial(counts: npt.NDArray[np.int64], trials: int, probability: floa
     assert stats.chisquare(found, expected).pvalue >= SMALLEST_P
 
 
-@pytest.mark.dealt
 @FORMS
 @pytest.mark.statistical
 @pytest.mark.parametrize("sampling", [0.03, 0.4])
@@ -413,7 +414,6 @@ def test_work_mem_is_kept(connection: psycopg.Connection) -> None:
             connection.execute(f"SET dpml.work_mem = {value}".encode())
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(
     "query",
     [

@@ -25,6 +25,8 @@ from helpers.sqltools import (
     scalar,
 )
 
+pytestmark = pytest.mark.dealt
+
 N, D, K = 103, 7, 3
 
 LOSSES: list[dict[str, Any]] = [
@@ -86,7 +88,6 @@ def load(connection: psycopg.Connection, loss: str, form: str = "dense") -> tupl
     return x, y
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_losses_and_schedules(connection: psycopg.Connection, loss: Options, steps: Options) -> None:

@@ -15,6 +15,8 @@ from psycopg import errors
 from helpers import oracles
 from helpers.sqltools import FloatArray, scalar
 
+pytestmark = pytest.mark.dealt
+
 COLUMNS = [
     {"name": "age", "kind": "numeric", "lower": 0, "upper": 100},
     {"name": "work", "kind": "category", "levels": ["Private", "Gov"], "centered": True},

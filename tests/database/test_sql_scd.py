@@ -27,6 +27,8 @@ from helpers.sqltools import (
     scalar,
 )
 
+pytestmark = pytest.mark.dealt
+
 N, D, CAPACITY = 103, 7, 10
 LOSSES = ("squared", "logistic", "huber_svm", "hinge")
 BASE: dict[str, Any] = {"lambda": 0.02, "rows": N, "exact": True}
@@ -83,7 +85,6 @@ def in_turn(batch_size: int, n: int = N) -> list[list[int]]:
     return [list(range(i, min(i + batch_size, n))) for i in range(0, n, batch_size)]
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("form", ["dense", "csr"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_passes_follow_the_oracle(connection: psycopg.Connection, loss: str, form: str) -> None:
@@ -115,7 +116,6 @@ def test_passes_follow_the_oracle(connection: psycopg.Connection, loss: str, for
         connection.execute("TRUNCATE duals, start")
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gap_closes(connection: psycopg.Connection, loss: str) -> None:
     x, y = load(connection, loss)

@@ -50,7 +50,7 @@ from pg_dpml.tables.stamp import OWNER_ONLY
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")
@@ -154,7 +154,6 @@ def by_rows(x: FloatArray, y: FloatArray) -> FloatArray:
     return np.asarray(table[np.lexsort(np.round(table, 5).T)])
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize(
     ("task", "training"),
     [
@@ -281,7 +280,6 @@ def test_wide_one_hot_rows_are_sparse(database: str, connection: psycopg.Connect
 # What a run does with its models
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("task", people.LABELS)
 @pytest.mark.parametrize("private", [True, False])
 def test_a_model_predicts_what_it_learned(
@@ -372,7 +370,6 @@ def test_noiseless_models_are_stamped_and_charge_nothing(
         pg_dpml.train(database, people.spec(), None, name="m2")
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("delta", [None, 0.0])
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 @pytest.mark.parametrize("task", people.LABELS)
@@ -396,7 +393,6 @@ def test_tiny_tables(
     connection.execute("DROP TABLE tiny")
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_every_method_trains_on_few_rows(database: str, connection: psycopg.Connection, n: int) -> None:
     create_people(connection, make_people(n), "tiny")

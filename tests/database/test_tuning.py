@@ -36,7 +36,7 @@ from pg_dpml.tables.labels import LeftOut
 from pg_dpml.tables.measuring import ValueCount
 from pg_dpml.training.job import Job, Result
 
-pytestmark = pytest.mark.usefixtures("clean")
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.dealt]
 
 PUBLIC_SCORES: Any = importlib.import_module("pg_dpml.runs.public_scores")
 TUNING: Any = importlib.import_module("pg_dpml.runs.tuning")
@@ -96,7 +96,6 @@ def values(blocks: list[replay.Block]) -> FloatArray:
     return np.asarray(rows[:, 0] / rows[:, -1])
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("sizes", [(1200,), (600, 600), (1, 2, 700, 497), (300, 300, 300, 299, 1)])
 def test_every_row_is_in_exactly_one_portion(database: str, sizes: tuple[int, ...]) -> None:
     data = visits(unit=None, max_rows_per_unit=1, columns=(Column("id", lower=0, upper=1201),))
@@ -107,7 +106,6 @@ def test_every_row_is_in_exactly_one_portion(database: str, sizes: tuple[int, ..
     assert abs(np.corrcoef(ids, np.arange(1200))[0, 1]) < 6 / np.sqrt(1200)
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("most", [1, 4, 6, 100])
 @pytest.mark.parametrize("n_portions", [1, 2, 7])
 def test_every_unit_is_in_exactly_one_portion(database: str, most: int, n_portions: int) -> None:
@@ -133,7 +131,6 @@ def test_every_unit_is_in_exactly_one_portion(database: str, most: int, n_portio
     assert sorted(people_seen) == sorted(expected)
 
 
-@pytest.mark.dealt
 @pytest.mark.statistical
 def test_portions_do_not_depend_on_values_or_places(database: str) -> None:
     """Over many deals each row is in each portion equally often, and pairs of rows are independent."""
@@ -198,7 +195,6 @@ def unpacked(session: Session, packed: PackedRows) -> tuple[FloatArray, FloatArr
     return x, y
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("whitened", [False, True])
 @pytest.mark.parametrize("task", people.LABELS)
 def test_errors_are_exact(database: str, task: str, whitened: bool) -> None:

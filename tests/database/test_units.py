@@ -24,6 +24,8 @@ from pg_dpml.database.database import Database
 from pg_dpml.database.session import sql
 from pg_dpml.runs.train import start_run
 
+pytestmark = pytest.mark.dealt
+
 PRIVACY = PrivacySpec(10.0, 1e-6)
 ROWS = 1200
 PATIENTS = 200
@@ -67,7 +69,6 @@ def ids(blocks: list[replay.Block]) -> npt.NDArray[np.int64]:
     return np.asarray(np.rint((values[:, 0] / values[:, 1] + 1.0) / 2.0 * ROWS), np.int64)
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("how", [{}, {"again": True}, {"ordered": False}])
 @pytest.mark.parametrize("most", [1, 4, 6, 100])
 def test_rows_of_a_unit_stay_together(database: str, visits: str, most: int, how: dict[str, bool]) -> None:
@@ -168,7 +169,6 @@ def test_units_are_counted(database: str, visits: str) -> None:
         assert count_units(session, resolve(session, spec())) == ROWS
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("fresh_order", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 7, 50])
 def test_training_by_unit(
@@ -263,7 +263,6 @@ def test_image(database: str, visits: str) -> None:
     assert result.model.training["features"][:2] == ["scan[1,1]", "scan[1,3]"]
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("n_levels", [300, 30_000])
 def test_sparse_blocks_lie_in_order(database: str, connection: psycopg.Connection, n_levels: int) -> None:
     """Blocks of sparse rows differ in size; none may land on an earlier page."""

@@ -26,6 +26,8 @@ from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.data import DataSpec
 from pg_dpml.tables.checks import ValueCheck, check_table
 
+pytestmark = pytest.mark.dealt
+
 OLD, NEW = date(1999, 1, 1), date(2001, 1, 2)
 ZONED = (datetime(1999, 1, 1, tzinfo=timezone.utc), datetime(2001, 1, 2, tzinfo=timezone.utc))
 
@@ -273,7 +275,6 @@ def odd(database: str) -> Iterator[Odd]:
 # What a check counts is what the encoder does
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_are_counted_as_they_are_encoded(odd: Odd, name: str) -> None:
     column, check = NUMBERS[name], odd.checks[name]
@@ -332,7 +333,6 @@ def test_levels_are_counted_as_they_are_encoded(odd: Odd, name: str) -> None:
 # A row by the names of its fields
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("name", [*NUMBERS, *LEVELS])
 def test_predictions_read_values_as_training_does(odd: Odd, name: str) -> None:
     """A record with names, one in another order with more fields, and the record that training makes."""
@@ -369,7 +369,6 @@ LABELS = [
 ]  # fmt: skip
 
 
-@pytest.mark.dealt
 @pytest.mark.parametrize("label", LABELS, ids=lambda label: f"{label.column}-{label.task}-{label.negative}")
 def test_labels_are_counted_as_they_are_trained_on(odd: Odd, label: Label) -> None:
     """By a check, by the encoder, by an evaluation, and by the record that training makes."""
