@@ -54,7 +54,9 @@ def compile_changed(copy: Path, changed: Path | None) -> None:
     compiler = [*shlex.split(sysconfig.get_config_var("CC")), "-fPIC"]
     sources = [changed] if changed is not None and changed.suffix == ".c" else sorted(kernels.glob("*.c"))
     for source in sources:
-        command = [*compiler, *flags, *include, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        target = source.with_suffix(".o")
+        target.unlink(missing_ok=True)  # it may be another copy's, too
+        command = [*compiler, *flags, *include, "-c", str(source), "-o", str(target)]
         subprocess.run(command, check=True, timeout=TIMEOUT_S)
     module = copy / "controller" / "pg_dpml" / "_kernels.abi3.so"
     module.unlink(missing_ok=True)
