@@ -628,8 +628,10 @@ def whiten(block: bytes, p: npt.ArrayLike, norm: float) -> bytes:
     require(matrix.size == d * d, f"p must have shape ({d}, {d})")
     require(0.0 < norm < math.inf, "norm must be in (0, inf)")
     values = np.empty(view.n_values, dtype=np.float32)
-    work = np.empty(lib.dpml_whiten_memory(d, view.n_rows))
-    lib.dpml_whiten_rows(view, pointer(matrix), norm, 0, view.n_rows, pointer(work), pointer(values, "float"))
+    panels, work = np.empty(lib.dpml_whiten_panels_size(d)), np.empty(lib.dpml_whiten_memory(d, view.n_rows))
+    lib.dpml_whiten_panels(d, pointer(matrix), pointer(panels))
+    arguments = pointer(matrix), pointer(panels), norm, 0, view.n_rows
+    lib.dpml_whiten_rows(view, *arguments, pointer(work), pointer(values, "float"))
     view.values = pointer(values, "float")
     out = bytearray(lib.dpml_block_size(view))
     lib.dpml_block_write(view, ffi.from_buffer(out))
