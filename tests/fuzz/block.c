@@ -22,7 +22,7 @@
 
 #define MOST_FEATURES 40
 #define MOST_ROWS 200
-#define MOST_CLASSES 3
+#define MOST_CLASSES 5
 
 typedef struct Choices
 {

@@ -31,6 +31,9 @@ LOSSES = {
     "one_vs_all": Loss("logistic", n_classes=K, clip=0.7),
     "one_vs_all_huber": Loss("huber_svm", n_classes=K),
     "one_vs_all_hinge": Loss("hinge", n_classes=K),
+    "softmax_of_4": Loss("softmax", n_classes=4),
+    "softmax_of_7": Loss("softmax", n_classes=7),
+    "one_vs_all_of_10": Loss("huber_svm", n_classes=10),
 }
 SCALAR = [name for name, loss in LOSSES.items() if loss.n_classes == 1]
 
@@ -269,7 +272,7 @@ def test_what_is_not_finite_counts_for_nothing(name: str, form: str) -> None:
     close(found.gradient, good.gradient if good.gradient is not None else [])
     close(found.losses, good.losses if good.losses is not None else [])
     if loss.n_classes > 1:
-        undeclared = replay.gradient(pack(form, x, np.full(20, K + 0.5)), w, loss)
+        undeclared = replay.gradient(pack(form, x, np.full(20, loss.n_classes + 0.5)), w, loss)
         assert undeclared.gradient is not None
         assert not undeclared.gradient.any()
     if loss.n_classes == 1:

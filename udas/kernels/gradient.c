@@ -20,11 +20,17 @@
 /* Below it, the square of a norm to clip could underflow. */
 #define LEAST_LANE_CLIP 1e-130
 
+DPML_INLINE int64_t
+n_outputs(const DpmlGradientOptions *options)
+{
+	return (int64_t) options->n_models * options->loss.n_classes;
+}
+
 /* Scores of a row: of all models only where losses are wanted. */
 DPML_INLINE int64_t
 n_scores(const DpmlGradientOptions *options)
 {
-	return (int64_t) (options->losses != DPML_NO_LOSSES ? options->n_models : 1) * options->loss.n_classes;
+	return options->losses != DPML_NO_LOSSES ? n_outputs(options) : options->loss.n_classes;
 }
 
 DPML_INLINE int64_t
@@ -37,6 +43,7 @@ n_weights(const DpmlGradientOptions *options)
 typedef struct Group
 {
 	int			in_chunks;		/* 1: dense rows for several outputs */
+	int			by_feature;		/* 1: sparse rows, weights and sums by feature */
 	int32_t		first;			/* row of the block */
 	DpmlGroup	chunks;
 	DpmlLanes  *lanes;			/* one model's scores, a row a lane */
@@ -56,10 +63,115 @@ make_group(const DpmlGradientOptions *options, const DpmlBlock *block, double *w
 	Group		group = {0};
 
 	group.in_chunks = block->kind == DPML_DENSE && options->loss.n_classes > 1 && options->n_features >= 4;
+	group.by_feature = dpml_gradient_by_feature(options, block->kind);
 	group.lanes = (DpmlLanes *) work;
 	group.scores = work + DPML_GROUP * options->loss.n_classes;
 	group.start = (int32_t *) (group.scores + DPML_GROUP * n_scores(options));
 	return group;
+}
+
+/* A row with a slope has finite scores, so is finite itself: slopes of 0 beside it add nothing. */
+DPML_INLINE int
+any_slope(int32_t n_classes, const double *slopes)
+{
+	int			any = 0;
+
+	for (int32_t k = 0; k < n_classes; k++)
+		any |= slopes[k] != 0.0;
+	return any;
+}
+
+/* Read four outputs from output at on; those before from count 0. */
+DPML_INLINE void
+read_outputs(const double *values, int64_t at, int64_t from, DpmlLanes *four)
+{
+	*four = DPML_LOAD(values + at);
+	for (int i = 0; i < 4; i++)
+		(*four)[i] = at + i < from ? 0.0 : (*four)[i];
+}
+
+/* Where the second four of eight outputs begin, of which there are n >= 4: the last four may be in the first, too. */
+DPML_INLINE int64_t
+at_most(int64_t at, int64_t n)
+{
+	return at < n - 4 ? at : n - 4;
+}
+
+/*
+ * The scores of sparse rows: the first n >= 4 of so many outputs (stride), whose
+ * weights are by feature, eight at a time.  Value i goes to sum i mod 2; the sums
+ * are added at the end.
+ */
+static DPML_CLONES void
+sparse_scores(const DpmlBlock *block, int32_t first, int32_t n_rows, int64_t n, int64_t stride,
+			  const double *weights, double *scores)
+{
+	for (int32_t r = 0; r < n_rows; r++, scores += n)
+	{
+		Row			row = block_row(block, first + r);
+
+		for (int64_t s = 0; s < n; s += 8)
+		{
+			const double *low = weights + at_most(s, n);
+			const double *high = weights + at_most(s + 4, n);
+			DpmlLanes	sums[2][2] = {{{0.0}}};
+			int64_t		i = 0;
+
+			for (; i + 2 <= row.n; i += 2)
+				for (int j = 0; j < 2; j++)
+				{
+					int64_t		at = row.columns[i + j] * stride;
+					double		x = row.f32[i + j];
+
+					sums[j][0] += DPML_LOAD(low + at) * (DpmlLanes) {x, x, x, x};
+					sums[j][1] += DPML_LOAD(high + at) * (DpmlLanes) {x, x, x, x};
+				}
+			if (i < row.n)
+			{
+				int64_t		at = row.columns[i] * stride;
+				double		x = row.f32[i];
+
+				sums[0][0] += DPML_LOAD(low + at) * (DpmlLanes) {x, x, x, x};
+				sums[0][1] += DPML_LOAD(high + at) * (DpmlLanes) {x, x, x, x};
+			}
+			DPML_STORE(scores + at_most(s, n), sums[0][0] + sums[1][0]);
+			DPML_STORE(scores + at_most(s + 4, n), sums[0][1] + sums[1][1]);
+		}
+	}
+}
+
+/* Add sparse rows times their n >= 4 slopes to sums by feature.  An output that is in both fours gets the same sum twice. */
+static DPML_CLONES void
+sparse_gradients(const DpmlBlock *block, int32_t first, int32_t n_rows, int64_t n, const double *slopes, int64_t stride,
+				 double *gradient)
+{
+	for (int32_t r = 0; r < n_rows; r++, slopes += stride)
+	{
+		Row			row = block_row(block, first + r);
+
+		if (!any_slope((int32_t) n, slopes))
+			continue;
+		for (int64_t s = 0; s < n; s += 8)
+		{
+			int64_t		low = at_most(s, n);
+			int64_t		high = at_most(s + 4, n);
+			DpmlLanes	low_slopes;
+			DpmlLanes	high_slopes;
+
+			read_outputs(slopes, low, s, &low_slopes);
+			read_outputs(slopes, high, s, &high_slopes);
+			for (int64_t i = 0; i < row.n; i++)
+			{
+				double	   *out = gradient + row.columns[i] * n;
+				double		x = row.f32[i];
+				DpmlLanes	low_sum = DPML_LOAD(out + low) + low_slopes * (DpmlLanes) {x, x, x, x};
+				DpmlLanes	high_sum = DPML_LOAD(out + high) + high_slopes * (DpmlLanes) {x, x, x, x};
+
+				DPML_STORE(out + low, low_sum);
+				DPML_STORE(out + high, high_sum);
+			}
+		}
+	}
 }
 
 /* The scores of n_rows (a constant) rows. */
@@ -70,6 +182,11 @@ group_scores(const DpmlGradientOptions *options, const double *weights, const Dp
 	int64_t		d = options->n_features;
 	int64_t		s = 0;
 
+	if (group->by_feature)
+	{
+		sparse_scores(block, group->first, n_rows, n, n_outputs(options), weights, group->scores);
+		return;
+	}
 	if (group->in_chunks)
 	{
 		group->chunks = dpml_group_read(n_rows, d, block->values + group->first * d, group->start);
@@ -197,17 +314,6 @@ group_slopes(const DpmlGradientOptions *options, const DpmlBlock *block, int n_r
 	}
 }
 
-/* A row with a slope has finite scores, so is finite itself: slopes of 0 beside it add nothing. */
-DPML_INLINE int
-any_slope(int32_t n_classes, const double *slopes)
-{
-	int			any = 0;
-
-	for (int32_t k = 0; k < n_classes; k++)
-		any |= slopes[k] != 0.0;
-	return any;
-}
-
 DPML_INLINE void
 add_gradients(const DpmlGradientOptions *options, const DpmlBlock *block, int n_rows, const Group *group,
 			  double *gradient)
@@ -218,6 +324,11 @@ add_gradients(const DpmlGradientOptions *options, const DpmlBlock *block, int n_
 	int			in_chunks = group->in_chunks;
 	int32_t		k = 0;
 
+	if (group->by_feature)
+	{
+		sparse_gradients(block, group->first, n_rows, n_classes, group->scores, stride, gradient);
+		return;
+	}
 	for (int r = 0; r < n_rows; r++)
 		in_chunks = in_chunks && any_slope(n_classes, group->scores + r * stride);
 	if (in_chunks)
@@ -303,6 +414,12 @@ static int
 ends_unit(const DpmlBlock *block, int32_t i)
 {
 	return i == block->n_rows || dpml_block_starts_unit(block, i);
+}
+
+int
+dpml_gradient_by_feature(const DpmlGradientOptions *options, int32_t kind)
+{
+	return kind == DPML_CSR && options->loss.n_classes >= 4;
 }
 
 int64_t
