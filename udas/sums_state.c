@@ -184,7 +184,7 @@ same_sums(const DpmlSums *a, const DpmlSums *b)
 			   (Size) a->n_weights * sizeof(double) + (Size) a->source_size) == 0;
 }
 
-/* A state in its own memory, by feature or by output as another one is; itself where it is so, or fits no such order. */
+/* The state, or a copy of it that is by feature or by output as another one is. */
 static DpmlSums *
 in_order_of(const DpmlSums *other, DpmlSums *sums)
 {

@@ -112,7 +112,7 @@ def test_units_draw_their_batches_without_bias() -> None:
 
 
 def test_a_draw_of_too_many_is_drawn_again() -> None:
-    """Of 2^32 values one is too many for three bins: the half word 0, in whose place comes a draw of its own."""
+    """Of 2^32 values one is too many for three bins: for the half word 0 comes a draw of its own."""
     rng, counts = ffi.new("DpmlRng *"), np.zeros(3, dtype=np.int32)
     lib.dpml_rng_start(rng, ffi.from_buffer("uint8_t[]", bytes(32)))
     rng.used = 0

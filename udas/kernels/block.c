@@ -84,17 +84,18 @@ check_sparse(const DpmlBlock *block)
 	for (int32_t i = 0; i < block->n_rows; i++)
 	{
 		uint32_t	end = block->row_end[i];
-		uint32_t	falls = 0;
+		int64_t		previous = -1;
 
 		if (end < at || end > (uint32_t) block->n_values)
 			return DPML_BAD_LAYOUT;
-		if (end > at && block->columns[end - 1] >= (uint32_t) block->n_features)
+		for (; at < end; at++)
+		{
+			if ((int64_t) block->columns[at] <= previous)
+				return DPML_BAD_LAYOUT;
+			previous = block->columns[at];
+		}
+		if (previous >= block->n_features)
 			return DPML_BAD_LAYOUT;
-		for (int64_t j = (int64_t) at + 1; j < end; j++)	/* no early end: several are compared at once */
-			falls |= block->columns[j] <= block->columns[j - 1];
-		if (falls)
-			return DPML_BAD_LAYOUT;
-		at = end;
 	}
 	return DPML_OK;
 }

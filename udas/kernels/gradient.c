@@ -140,10 +140,13 @@ sparse_scores(const DpmlBlock *block, int32_t first, int32_t n_rows, int64_t n, 
 	}
 }
 
-/* Add sparse rows times their n >= 4 slopes to sums by feature.  An output that is in both fours gets the same sum twice. */
+/*
+ * Add sparse rows times their n >= 4 slopes to sums by feature.  An output that
+ * is in both fours is stored twice, with the same sum.
+ */
 static DPML_CLONES void
-sparse_gradients(const DpmlBlock *block, int32_t first, int32_t n_rows, int64_t n, const double *slopes, int64_t stride,
-				 double *gradient)
+sparse_gradients(const DpmlBlock *block, int32_t first, int32_t n_rows, int64_t n, const double *slopes,
+				 int64_t stride, double *gradient)
 {
 	for (int32_t r = 0; r < n_rows; r++, slopes += stride)
 	{

@@ -54,8 +54,10 @@ add_group_squares(const DpmlBlock *block, const double *p, int n_rows, int32_t i
 	}
 }
 
-/* squares[r] += the squares of elements from .. to - 1 of P x, for n_rows (a constant) dense rows from row i on; start
- * has room for n_features / 4 columns. */
+/*
+ * squares[r] += the squares of elements from .. to - 1 of P x, for n_rows (a constant) dense rows from row i
+ * on; start has room for n_features / 4 columns.
+ */
 DPML_INLINE void
 add_squares(const DpmlBlock *block, const double *p, int n_rows, int32_t i, int64_t from, int64_t to,
 			int32_t *start, double *squares)
