@@ -193,8 +193,8 @@ def of_sparse_rows(d: int) -> Iterator[FloatArray]:
         sums = replay.gradient([block], weights, loss, models=2, gradient_clip=0.5)
         yield from (part for part in sums[:2] if part is not None)
     moments = replay.gram([block])
-    yield from moments[:2]
-    yield replay.open_block(replay.whiten(block, draw.normal(size=(d, d)), 0.9)).values
+    yield from (part for part in moments[:2] if part is not None)
+    yield replay.open_block(replay.whiten(block, draw.normal(size=(d, d)), 0.9)).values.astype(np.float64)
 
 
 @pytest.mark.parametrize("flags", [("-O3",), ("-O1",)])
