@@ -100,7 +100,8 @@ check_state(const DpmlSums *sums, const GradientCall *call, int32 n_features)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("block has %d features, the weights have another number", n_features)));
-	if (sums->n_first != (options->gradient ? n_gradient : 0) ||
+	if ((sums->by_feature != 0 && sums->by_feature != n_features) ||
+		sums->n_first != (options->gradient ? n_gradient : 0) ||
 		sums->n_second != (options->losses != DPML_NO_LOSSES ? options->n_models : 0))
 		dpml_sums_reject(DPML_SUMS_GRADIENT);
 }
@@ -127,6 +128,7 @@ dpml_gradient_transition(PG_FUNCTION_ARGS)
 		check_state(sums, call, block.n_features);
 	}
 	set_features(call, fcinfo->flinfo->fn_mcxt, block.n_features);
+	dpml_sums_turn(sums, block.n_features, dpml_gradient_by_feature(&call->options, block.kind));
 
 	low = dpml_sums_low(sums);
 	row_products = 2 * (int64) call->options.n_models * call->options.loss.n_classes * block.n_features;

@@ -50,11 +50,10 @@ dpml_batch_sizes(PG_FUNCTION_ARGS)
 	dpml_random_key(key);
 	dpml_rng_start(rng, key);
 	explicit_bzero(key, sizeof(key));
-	for (int64 i = 0; i < units; i++)
+	for (int64 i = 0; i < units; i += UNITS_PER_CHECK)
 	{
-		if (i % UNITS_PER_CHECK == 0)
-			CHECK_FOR_INTERRUPTS();
-		sizes[dpml_rng_below(rng, batches)]++;
+		CHECK_FOR_INTERRUPTS();
+		dpml_rng_deal(rng, Min(units - i, UNITS_PER_CHECK), batches, sizes);
 	}
 	explicit_bzero(rng, sizeof(*rng));
 	PG_RETURN_ARRAYTYPE_P(array);

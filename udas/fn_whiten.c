@@ -17,6 +17,7 @@ typedef struct WhitenCall
 	ArrayType  *array;			/* the same value unpacked; given itself if it is plain */
 	const double *p;			/* the elements of array */
 	Size		n;				/* elements of p */
+	double	   *panels;			/* of p; NULL until a sparse block needs them */
 } WhitenCall;
 
 DPML_FUNCTION(dpml_whiten);
@@ -26,6 +27,8 @@ forget_matrix(WhitenCall *call)
 {
 	if ((struct varlena *) call->array != call->given)
 		pfree(call->array);
+	if (call->panels != NULL)
+		pfree(call->panels);
 	pfree(call->given);
 	pfree(call);
 }
@@ -34,7 +37,7 @@ forget_matrix(WhitenCall *call)
 static WhitenCall *
 read_matrix(const struct varlena *given)
 {
-	WhitenCall *call = palloc(sizeof(WhitenCall));
+	WhitenCall *call = palloc0(sizeof(WhitenCall));
 
 	call->given = palloc(VARSIZE_ANY(given));
 	memcpy(call->given, given, VARSIZE_ANY(given));
@@ -55,7 +58,7 @@ read_matrix(const struct varlena *given)
  * known by its toast pointer, which no other value has while a query runs; any
  * other by all its bytes, as its memory may hold another value now.
  */
-static const WhitenCall *
+static WhitenCall *
 get_matrix(FunctionCallInfo fcinfo, int argument)
 {
 	WhitenCall *call = fcinfo->flinfo->fn_extra;
@@ -77,12 +80,20 @@ get_matrix(FunctionCallInfo fcinfo, int argument)
 	return call;
 }
 
+/* The panels of a d x d matrix, as sparse rows read it. */
+static void
+make_panels(WhitenCall *call, MemoryContext context, int32 d)
+{
+	call->panels = dpml_alloc(context, (Size) dpml_whiten_panels_size(d) * sizeof(double));
+	dpml_whiten_panels(d, call->p, call->panels);
+}
+
 /* (block bytea, p float8[], norm float8), STRICT */
 Datum
 dpml_whiten(PG_FUNCTION_ARGS)
 {
 	double		norm = PG_GETARG_FLOAT8(2);
-	const WhitenCall *call;
+	WhitenCall *call;
 	DpmlBlock	block;
 	float	   *values;
 	double	   *work;
@@ -101,6 +112,8 @@ dpml_whiten(PG_FUNCTION_ARGS)
 				 errmsg("p must have %zu elements, those of a %d x %d matrix as the block has %d features, not %zu",
 						(Size) block.n_features * (Size) block.n_features, block.n_features, block.n_features,
 						block.n_features, call->n)));
+	if (block.kind == DPML_CSR && call->panels == NULL)
+		make_panels(call, fcinfo->flinfo->fn_mcxt, block.n_features);
 
 	values = palloc((Size) block.n_values * sizeof(float));
 	row_products = (int64) block.n_features * block.n_features;
@@ -108,7 +121,7 @@ dpml_whiten(PG_FUNCTION_ARGS)
 	for (int32 i = 0; i < block.n_rows; i += n)
 	{
 		n = Min(dpml_sums_piece(row_products), block.n_rows - i);
-		dpml_whiten_rows(&block, call->p, norm, i, n, work, values);
+		dpml_whiten_rows(&block, call->p, call->panels, norm, i, n, work, values);
 	}
 	block.values = values;
 	PG_RETURN_BYTEA_P(dpml_make_block(&block));

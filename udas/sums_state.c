@@ -8,12 +8,12 @@
 
 #include "support.h"
 
-#define SUMS_VERSION 1
+#define SUMS_VERSION 2
 
 /* Multiplications between two interrupt checks: some 50 ms. */
 #define PRODUCTS_PER_CHECK ((int64) 1 << 26)
 
-StaticAssertDecl(offsetof(DpmlSums, data) == 32, "a state has no padding");
+StaticAssertDecl(offsetof(DpmlSums, data) == 40, "a state has no padding");
 
 static const char *
 aggregate_name(DpmlSumsKind kind)
@@ -69,6 +69,15 @@ dpml_sums_create(DpmlSumsKind kind, Size n_first, Size n_second,
 	return sums;
 }
 
+/* by_feature is 0, or a number of features that the arrays can be of. */
+static bool
+good_order(const DpmlSums *sums)
+{
+	return sums->by_feature == 0 ||
+		(sums->kind == DPML_SUMS_GRADIENT && sums->by_feature > 0 &&
+		 sums->n_first % sums->by_feature == 0 && sums->n_weights % sums->by_feature == 0);
+}
+
 /* The state in an argument that is not NULL: in place, unless its bytes have to be unpacked or aligned. */
 DpmlSums *
 dpml_sums_argument(FunctionCallInfo fcinfo, int argument, DpmlSumsKind kind)
@@ -86,7 +95,8 @@ dpml_sums_argument(FunctionCallInfo fcinfo, int argument, DpmlSumsKind kind)
 	if (size < offsetof(DpmlSums, data) || sums->kind != (uint8) kind || sums->version != SUMS_VERSION ||
 		sums->rows < 0 || sums->pending > DPML_FOLD_ROWS ||
 		sums->n_first < 0 || sums->n_second < 0 || sums->n_weights < 0 || sums->source_size < 0 ||
-		size != state_size((Size) dpml_sums_count(sums), (Size) sums->n_weights, (Size) sums->source_size))
+		size != state_size((Size) dpml_sums_count(sums), (Size) sums->n_weights, (Size) sums->source_size) ||
+		!good_order(sums))
 		dpml_sums_reject(kind);
 	return sums;
 }
@@ -106,6 +116,37 @@ dpml_sums_check_options(const DpmlSums *sums, const Jsonb *source)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("options must be the same for all rows of a pass")));
+}
+
+/* A matrix of so many rows becomes its transpose. */
+static void
+transpose(double *values, int64 n_rows, int64 n_columns)
+{
+	Size		size = (Size) (n_rows * n_columns) * sizeof(double);
+	double	   *old = MemoryContextAllocHuge(CurrentMemoryContext, Max(size, 1));
+
+	memcpy(old, values, size);
+	for (int64 i = 0; i < n_rows; i++)
+		for (int64 j = 0; j < n_columns; j++)
+			values[j * n_rows + i] = old[i * n_columns + j];
+	pfree(old);
+}
+
+/* Put the first sums and the weights, of n_features, by feature or by output. */
+void
+dpml_sums_turn(DpmlSums *sums, int64 n_features, bool by_feature)
+{
+	double	   *arrays[] = {sums->data, dpml_sums_low(sums), sums->data + 2 * dpml_sums_count(sums)};
+
+	if (by_feature == (sums->by_feature != 0))
+		return;
+	for (int i = 0; i < 3; i++)
+	{
+		int64		n_outputs = (i < 2 ? sums->n_first : sums->n_weights) / n_features;
+
+		transpose(arrays[i], by_feature ? n_outputs : n_features, by_feature ? n_features : n_outputs);
+	}
+	sums->by_feature = by_feature ? n_features : 0;
 }
 
 /* Rows (at most a piece) have been added to low. */
@@ -137,10 +178,25 @@ dpml_sums_piece(int64 row_products)
 static bool
 same_sums(const DpmlSums *a, const DpmlSums *b)
 {
-	return a->n_first == b->n_first && a->n_second == b->n_second &&
+	return a->by_feature == b->by_feature && a->n_first == b->n_first && a->n_second == b->n_second &&
 		a->n_weights == b->n_weights && a->source_size == b->source_size &&
 		memcmp(dpml_sums_weights(a), dpml_sums_weights(b),
 			   (Size) a->n_weights * sizeof(double) + (Size) a->source_size) == 0;
+}
+
+/* The state, or a copy of it that is by feature or by output as another one is. */
+static DpmlSums *
+in_order_of(const DpmlSums *other, DpmlSums *sums)
+{
+	int64		n_features = Max(other->by_feature, sums->by_feature);
+	DpmlSums   *turned;
+
+	if (other->by_feature == sums->by_feature || sums->n_first % n_features != 0 || sums->n_weights % n_features != 0)
+		return sums;
+	turned = palloc(VARSIZE(sums));
+	memcpy(turned, sums, VARSIZE(sums));
+	dpml_sums_turn(turned, n_features, other->by_feature != 0);
+	return turned;
 }
 
 /*
@@ -160,7 +216,7 @@ dpml_sums_combine(FunctionCallInfo fcinfo, DpmlSumsKind kind)
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		PG_RETURN_POINTER(dpml_sums_argument(fcinfo, PG_ARGISNULL(0) ? 1 : 0, kind));
 	sums = dpml_sums_argument(fcinfo, 0, kind);
-	more = dpml_sums_argument(fcinfo, 1, kind);
+	more = in_order_of(sums, dpml_sums_argument(fcinfo, 1, kind));
 	if (!same_sums(sums, more))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -173,13 +229,16 @@ dpml_sums_combine(FunctionCallInfo fcinfo, DpmlSumsKind kind)
 	PG_RETURN_POINTER(sums);
 }
 
+/* n sums; those by feature, of n_features, are put by output. */
 static Datum
-sums_array(const double *high, const double *low, int32 n)
+sums_array(const double *high, const double *low, int32 n, int64 n_features)
 {
 	double	   *values = palloc((Size) n * sizeof(double));
 
 	for (int32 i = 0; i < n; i++)
 		values[i] = high[i] + low[i];
+	if (n_features > 0)
+		transpose(values, n_features, n / n_features);
 	return PointerGetDatum(dpml_float8_array(values, (Size) n));
 }
 
@@ -202,9 +261,9 @@ dpml_sums_final(FunctionCallInfo fcinfo, DpmlSumsKind kind)
 		nulls[0] = sums->n_first == 0;
 		nulls[1] = sums->n_second == 0;
 		if (!nulls[0])
-			values[0] = sums_array(sums->data, low, sums->n_first);
+			values[0] = sums_array(sums->data, low, sums->n_first, sums->by_feature);
 		if (!nulls[1])
-			values[1] = sums_array(sums->data + sums->n_first, low + sums->n_first, sums->n_second);
+			values[1] = sums_array(sums->data + sums->n_first, low + sums->n_first, sums->n_second, 0);
 		values[2] = Int64GetDatum(sums->rows);
 	}
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));

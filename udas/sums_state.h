@@ -38,6 +38,7 @@ typedef struct DpmlSums
 	int32		n_second;		/* of the second one */
 	int32		n_weights;
 	int32		source_size;	/* bytes of the options as given */
+	int64		by_feature;		/* features d if the first sums and the weights are d x .., not .. x d; else 0 */
 	double		data[FLEXIBLE_ARRAY_MEMBER];
 } DpmlSums;
 
@@ -64,6 +65,7 @@ extern DpmlSums *dpml_sums_create(DpmlSumsKind kind, Size n_first, Size n_second
 extern DpmlSums *dpml_sums_argument(FunctionCallInfo fcinfo, int argument, DpmlSumsKind kind);
 pg_noreturn extern void dpml_sums_reject(DpmlSumsKind kind);
 extern void dpml_sums_check_options(const DpmlSums *sums, const Jsonb *source);
+extern void dpml_sums_turn(DpmlSums *sums, int64 n_features, bool by_feature);
 extern void dpml_sums_added(DpmlSums *sums, int32 rows);
 extern int32 dpml_sums_piece(int64 row_products);
 extern Datum dpml_sums_combine(FunctionCallInfo fcinfo, DpmlSumsKind kind);

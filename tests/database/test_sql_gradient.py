@@ -31,6 +31,7 @@ LOSSES: list[tuple[dict[str, Any], Loss]] = [
     ({"loss": "squared", "clip": 0.5}, Loss("squared", clip=0.5)),
     ({"loss": "softmax", "classes": K}, Loss("softmax", n_classes=K)),
     ({"loss": "logistic", "classes": K}, Loss("logistic", n_classes=K)),
+    ({"loss": "softmax", "classes": 7}, Loss("softmax", n_classes=7)),
 ]
 LOGISTIC = '{"loss": "logistic"}'
 SUMS = "SELECT (r).* FROM (SELECT dpml.gradient(block, %s::float8[], %s::jsonb) AS r FROM blocks) s"
@@ -323,16 +324,23 @@ STATES = {
     "gram": ("bytea", ""),
     "hessian": ("bytea, float8[], jsonb", ", '{1,2,3,4}'::float8[], '{\"loss\": \"logistic\"}'::jsonb"),
 }
+# Sparse blocks keep these sums, and the weights, by feature.
+OF_SEVEN = (
+    "bytea, float8[], jsonb",
+    f', \'{{{",".join(map(str, range(28)))}}}\'::float8[], \'{{"loss": "softmax", "classes": 7}}\'::jsonb',
+)
 
 
 class States:
     """States of an aggregate as bytes; only an aggregate of one's own can show or forge one."""
 
-    def __init__(self, connection: psycopg.Connection, kind: str) -> None:
+    def __init__(
+        self, connection: psycopg.Connection, kind: str, arguments: tuple[str, str] | None = None
+    ) -> None:
         self._connection = connection
         self._kind = kind
         self._family = "gram" if kind == "hessian" else kind
-        self._types, self._values = STATES[kind]
+        self._types, self._values = arguments or STATES[kind]
         connection.execute(
             f"CREATE AGGREGATE pg_temp.state_of ({self._types})"
             f" (SFUNC = dpml.{kind}_transition, STYPE = bytea);"
@@ -387,6 +395,48 @@ def test_states_combine_in_any_grouping(states: States) -> None:
             close(got, expected)
 
 
+def test_states_of_both_formats_combine(connection: psycopg.Connection) -> None:
+    """Dense and sparse blocks of one group, in any order, on one worker or on several."""
+    x, y = make_rows(90, 4, "softmax", classes=7)
+    dense, sparse = pack(x, y, "dense", 30), pack(x, y, "csr", 30)
+    load(connection, dense)
+    states = States(connection, "gradient", OF_SEVEN)
+    parts = [states.make(f"block_no = {i}") for i in range(3)]
+    wanted = states.join(*parts)
+    connection.execute("TRUNCATE blocks")
+    with connection.cursor() as cursor, cursor.copy("COPY blocks FROM STDIN") as copy:
+        for number, block in enumerate((sparse[0], dense[1], sparse[2])):
+            copy.write_row((number, block))
+    mixed = [states.make(f"block_no = {i}") for i in range(3)]
+    for found in (
+        states.join(*mixed),
+        states.join(mixed[1], mixed[0], mixed[2]),
+        states.join(parts[0], mixed[2], parts[1]),
+        states.join(states.make()),
+        states.join(states.make("block_no < 2"), mixed[2]),
+    ):
+        for got, expected in zip(found[:2], wanted[:2], strict=True):
+            close(got, expected)
+        assert found[2] == 90
+
+
+def test_forged_orders_are_refused(connection: psycopg.Connection) -> None:
+    """A state by feature whose number of features is not that of its sums."""
+    x, y = make_rows(60, 4, "softmax", classes=7)
+    load(connection, pack(x, y, "csr", 30))
+    states = States(connection, "gradient", OF_SEVEN)
+    good = states.make()
+    assert good[28:36] == (4).to_bytes(8, "little")
+    for forged in ((3).to_bytes(8, "little"), b"\xff" * 8, b"\xff" * 7 + b"\x7f"):
+        for call in (states.join, lambda s: states.join(good, s), states.go_on):
+            with pytest.raises(errors.DataCorrupted, match=r"bytes are not a state of this dpml\."):
+                call(good[:28] + forged + good[36:])
+    with pytest.raises(errors.DataCorrupted, match=r"bytes are not a state of this dpml\."):
+        states.go_on(good[:28] + (2).to_bytes(8, "little") + good[36:])
+    with pytest.raises(errors.InvalidParameterValue, match="cannot be combined"):
+        states.join(good, good[:28] + (2).to_bytes(8, "little") + good[36:])
+
+
 def test_a_state_may_be_combined_several_times(states: States, connection: psycopg.Connection) -> None:
     """A planner may pass one partial state to several groups: it is neither changed nor kept."""
     parts = [states.make(f"block_no = {i}") for i in range(2)]
@@ -414,13 +464,14 @@ def test_forged_states_are_refused(states: States) -> None:
     """A cut or a wrong header is an error by name; any other byte an error or a result, never a crash."""
     good = states.make()
     draw = np.random.default_rng(11)
-    for length in (0, 1, 4, 12, 27, 28, 29, 60, len(good) - 8, len(good) - 1):
+    for length in (0, 1, 4, 12, 27, 28, 35, 36, 37, 60, len(good) - 8, len(good) - 1):
         for forged in (good[:length], good[:length] + bytes(2 * len(good))):
             for call in (lambda s: states.join(s), lambda s: states.join(good, s), states.go_on):
                 with pytest.raises(errors.DataCorrupted, match=r"bytes are not a state of this dpml\."):
                     call(forged)
-    # kind, version, pending, rows < 0, and each length of the header, small and huge
+    # kind, version, pending, rows < 0, features, and each length of the header, small and huge
     forgeries = [(0, b"?"), (1, b"\x07"), (2, b"\xff\xff"), (4, b"\xff" * 8)]
+    forgeries.append((28, (1 << 40).to_bytes(8, "little")))
     for at in (12, 16, 20, 24):
         forgeries += [(at, b"\xff" * 4), (at, b"\xff\xff\xff\x7f"), (at, b"\x02\0\0\0")]
     for at, bits in forgeries:

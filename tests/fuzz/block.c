@@ -22,7 +22,7 @@
 
 #define MOST_FEATURES 40
 #define MOST_ROWS 200
-#define MOST_CLASSES 3
+#define MOST_CLASSES 5
 
 typedef struct Choices
 {
@@ -254,11 +254,13 @@ run_whiten(const Choices *choices, const DpmlBlock *block)
 {
 	int64_t		d = block->n_features;
 	double	   *p = numbers(d * d);
+	double	   *panels = allocate((size_t) dpml_whiten_panels_size(block->n_features) * sizeof(double));
 	double	   *work = allocate((size_t) dpml_whiten_memory(block->n_features, choices->piece) * sizeof(double));
 	float	   *values = allocate((size_t) block->n_values * sizeof(float));
 
+	dpml_whiten_panels(block->n_features, p, panels);
 	for (int32_t i = 0; i < block->n_rows; i += choices->piece)
-		dpml_whiten_rows(block, p, 0.9, i, choices->piece, work, values);
+		dpml_whiten_rows(block, p, panels, 0.9, i, choices->piece, work, values);
 	for (int32_t i = 0; i < block->n_values; i++)
 		REQUIRE(fabsf(values[i]) <= FLT_MAX);
 	if (block->kind == DPML_DENSE && block->n_rows > 0)
@@ -270,6 +272,7 @@ run_whiten(const Choices *choices, const DpmlBlock *block)
 		dpml_scores(d < MOST_CLASSES ? 1 : MOST_CLASSES, block->n_features, p, block->values, score);
 	}
 	free(p);
+	free(panels);
 	free(work);
 	free(values);
 }

@@ -519,6 +519,11 @@ class _Sums:
     def fold(self) -> None:
         lib.dpml_sums_fold(self.low.size, pointer(self._high), pointer(self.low))
 
+    def turn(self, n: int, columns: int) -> None:
+        """Transpose the first n sums, a matrix of so many columns."""
+        for part in (self._high, self.low):
+            part[:n] = part[:n].reshape(-1, columns).T.reshape(-1)
+
     def total(self, start: int, end: int) -> FloatArray:
         return (self._high + self.low)[start:end]
 
@@ -574,6 +579,7 @@ def gradient(
     )
     work = pointer(np.zeros(lib.dpml_gradient_memory(options)))
     n_gradient = loss.n_classes * n_features if gradient else 0
+    turned = np.ascontiguousarray(flat.reshape(-1, n_features).T)
     sums = _Sums(n_gradient + (models if losses else 0))
     rows = 0
     for data in blocks:
@@ -581,7 +587,13 @@ def gradient(
         require(view.n_features == n_features, "the block must have as many features as the weights")
         low = pointer(sums.low)
         targets = [low, low + n_gradient]
-        lib.dpml_gradient_rows(options, pointer(flat), view, 0, view.n_rows, work, *targets)
+        by_feature = lib.dpml_gradient_by_feature(options, view.kind)
+        if by_feature:
+            sums.turn(n_gradient, n_features)
+        at = turned if by_feature else flat
+        lib.dpml_gradient_rows(options, pointer(at), view, 0, view.n_rows, work, *targets)
+        if by_feature:
+            sums.turn(n_gradient, loss.n_classes)
         rows += view.n_rows
         sums.fold()
     return GradientSums(
@@ -628,8 +640,10 @@ def whiten(block: bytes, p: npt.ArrayLike, norm: float) -> bytes:
     require(matrix.size == d * d, f"p must have shape ({d}, {d})")
     require(0.0 < norm < math.inf, "norm must be in (0, inf)")
     values = np.empty(view.n_values, dtype=np.float32)
-    work = np.empty(lib.dpml_whiten_memory(d, view.n_rows))
-    lib.dpml_whiten_rows(view, pointer(matrix), norm, 0, view.n_rows, pointer(work), pointer(values, "float"))
+    panels, work = np.empty(lib.dpml_whiten_panels_size(d)), np.empty(lib.dpml_whiten_memory(d, view.n_rows))
+    lib.dpml_whiten_panels(d, pointer(matrix), pointer(panels))
+    arguments = pointer(matrix), pointer(panels), norm, 0, view.n_rows
+    lib.dpml_whiten_rows(view, *arguments, pointer(work), pointer(values, "float"))
     view.values = pointer(values, "float")
     out = bytearray(lib.dpml_block_size(view))
     lib.dpml_block_write(view, ffi.from_buffer(out))

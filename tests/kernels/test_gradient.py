@@ -31,6 +31,9 @@ LOSSES = {
     "one_vs_all": Loss("logistic", n_classes=K, clip=0.7),
     "one_vs_all_huber": Loss("huber_svm", n_classes=K),
     "one_vs_all_hinge": Loss("hinge", n_classes=K),
+    "softmax_of_4": Loss("softmax", n_classes=4),
+    "softmax_of_7": Loss("softmax", n_classes=7),
+    "one_vs_all_of_10": Loss("huber_svm", n_classes=10),
 }
 SCALAR = [name for name, loss in LOSSES.items() if loss.n_classes == 1]
 
@@ -269,7 +272,7 @@ def test_what_is_not_finite_counts_for_nothing(name: str, form: str) -> None:
     close(found.gradient, good.gradient if good.gradient is not None else [])
     close(found.losses, good.losses if good.losses is not None else [])
     if loss.n_classes > 1:
-        undeclared = replay.gradient(pack(form, x, np.full(20, K + 0.5)), w, loss)
+        undeclared = replay.gradient(pack(form, x, np.full(20, loss.n_classes + 0.5)), w, loss)
         assert undeclared.gradient is not None
         assert not undeclared.gradient.any()
     if loss.n_classes == 1:
@@ -343,12 +346,11 @@ def test_hessian_is_the_slope_of_the_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "csr"])
-@pytest.mark.parametrize("d", [1, 4, 8, 13, 50])
+@pytest.mark.parametrize("d", [1, 4, 8, 13, 32, 50])
 def test_whitened_rows_have_one_norm(d: int, form: str) -> None:
     x, y = make_rows(LOSSES["logistic"], n=43, d=d)
     x[7] = 0.0
-    draw = np.random.default_rng(9).normal(size=(d, d))
-    p = draw @ draw.T + np.eye(d)
+    p = np.random.default_rng(9).normal(size=(d, d)) + d * np.eye(d)
     starts = np.arange(43) % 3 == 0
     (block,) = pack(form, x, y, starts, rows_per_block=50)
     before, after = replay.open_block(block), replay.open_block(replay.whiten(block, p, 0.9))
@@ -362,7 +364,7 @@ def test_whitened_rows_have_one_norm(d: int, form: str) -> None:
         assert after.columns is not None
         counts = np.diff(after.row_end, prepend=0)
         rows[np.repeat(np.arange(43), counts), after.columns] = after.values
-    norms = np.linalg.norm(x @ p, axis=1, keepdims=True)
+    norms = np.linalg.norm(x @ p.T, axis=1, keepdims=True)
     expected = np.divide(0.9 * x, norms, out=np.zeros_like(x), where=norms > 0)
     np.testing.assert_allclose(rows, expected, rtol=2.0**-23, atol=0.0)
 

@@ -107,6 +107,7 @@ def results(d: int) -> list[Any]:
     draw = np.random.default_rng(9)
     row, matrix = draw.normal(size=d), draw.normal(size=(d, d))
     found: list[Any] = [replay.scores(row, matrix, d).tobytes(), replay.whitened_norm(row, matrix)]
+    found += [part.tobytes() for part in of_sparse_rows(d)]
     for loss in (
         Loss("logistic"),
         Loss("huber_svm"),
@@ -176,6 +177,24 @@ def full_batch(d: int, loss: Loss, weights: FloatArray) -> Iterator[FloatArray]:
         moments = replay.gram(blocks(d))
         yield from (part for part in moments[:2] if part is not None)
         yield replay.gram(blocks(d), weights, loss).xx
+
+
+def of_sparse_rows(d: int) -> Iterator[FloatArray]:
+    """Sums over sparse rows, of few classes and of many, and such rows whitened."""
+    draw = np.random.default_rng(10)
+    x = draw.normal(size=(43, d)) * (draw.random((43, d)) < 0.6)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0) * 1.01
+    row, column = np.nonzero(x)
+    row_end = np.searchsorted(row, np.arange(43), side="right")
+    block = replay.pack_csr(d, row_end, column, x[row, column], draw.integers(0, 3, size=43))
+    for n_classes in (3, 4, 7, 10):
+        weights = draw.normal(size=(2, n_classes, d))
+        loss = Loss("softmax", n_classes=n_classes)
+        sums = replay.gradient([block], weights, loss, models=2, gradient_clip=0.5)
+        yield from (part for part in sums[:2] if part is not None)
+    moments = replay.gram([block])
+    yield from (part for part in moments[:2] if part is not None)
+    yield replay.open_block(replay.whiten(block, draw.normal(size=(d, d)), 0.9)).values.astype(np.float64)
 
 
 @pytest.mark.parametrize("flags", [("-O3",), ("-O1",)])

@@ -19,7 +19,7 @@ from helpers.attacks import shown_delta
 from helpers.neighbours import LONGEST_ROW, FloatArray, Table
 from helpers.plans import decide
 from pg_dpml.errors import GuaranteeError, SpecError
-from pg_dpml.kernels import Loss, Schedule, ffi, lib
+from pg_dpml.kernels import Loss, Schedule, ffi, lib, pointer
 from pg_dpml.privacy.accounting.allocated import MOST_BATCHES, allocated_gaussian_epsilon
 from pg_dpml.privacy.cost import cost_of
 from pg_dpml.privacy.noise.steps import StepNoise
@@ -103,6 +103,23 @@ def test_units_draw_their_batches_without_bias() -> None:
     huge = 3 * 2**61  # a third of the words would be too many
     drawn = np.bincount([lib.dpml_rng_below(rng, huge) // 2**61 for _ in range(30_000)], minlength=3)
     assert np.all(np.abs(drawn - 10_000) <= 600)
+    for bins in (1, 3, 10):
+        counts = np.zeros(bins, dtype=np.int32)
+        for draws in (30_000, 1, 0, 3):
+            lib.dpml_rng_deal(rng, draws, bins, pointer(counts, "int32_t"))
+        assert counts.sum() == 30_004
+        assert np.all(np.abs(counts - 30_004 / bins) <= 6.0 * math.sqrt(30_004 / bins))
+
+
+def test_a_draw_of_too_many_is_drawn_again() -> None:
+    """Of 2^32 values one is too many for three bins: for the half word 0 comes a draw of its own."""
+    rng, counts = ffi.new("DpmlRng *"), np.zeros(3, dtype=np.int32)
+    lib.dpml_rng_start(rng, ffi.from_buffer("uint8_t[]", bytes(32)))
+    rng.used = 0
+    rng.words[0], rng.words[1] = (2**32 - 1) << 32, 2**63
+    lib.dpml_rng_deal(rng, 2, 3, pointer(counts, "int32_t"))
+    assert rng.used == 2
+    assert counts.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("relation", Relation)

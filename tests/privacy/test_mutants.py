@@ -917,6 +917,13 @@ MUTANTS = [
         f"{TEST_RESOLUTION}::test_words_lead_where_counts_say[20.0]",
     ),
     Mutant(
+        "a-half-word-too-many-not-drawn-again",
+        KERNELS,
+        "if ((uint32_t) product < too_many)",
+        "if ((uint32_t) product < 0 * too_many)",
+        f"{TEST_ALLOCATION_REPLAY}::test_a_draw_of_too_many_is_drawn_again",
+    ),
+    Mutant(
         "coins-of-32-digits",
         KERNELS,
         "return word < digit;",

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "by_feature.h"
 #include "group.h"
 #include "norm.h"
 #include "row.h"
@@ -20,11 +21,17 @@
 /* Below it, the square of a norm to clip could underflow. */
 #define LEAST_LANE_CLIP 1e-130
 
+DPML_INLINE int64_t
+n_outputs(const DpmlGradientOptions *options)
+{
+	return (int64_t) options->n_models * options->loss.n_classes;
+}
+
 /* Scores of a row: of all models only where losses are wanted. */
 DPML_INLINE int64_t
 n_scores(const DpmlGradientOptions *options)
 {
-	return (int64_t) (options->losses != DPML_NO_LOSSES ? options->n_models : 1) * options->loss.n_classes;
+	return options->losses != DPML_NO_LOSSES ? n_outputs(options) : options->loss.n_classes;
 }
 
 DPML_INLINE int64_t
@@ -37,6 +44,7 @@ n_weights(const DpmlGradientOptions *options)
 typedef struct Group
 {
 	int			in_chunks;		/* 1: dense rows for several outputs */
+	int			by_feature;		/* 1: sparse rows, weights and sums by feature */
 	int32_t		first;			/* row of the block */
 	DpmlGroup	chunks;
 	DpmlLanes  *lanes;			/* one model's scores, a row a lane */
@@ -56,6 +64,7 @@ make_group(const DpmlGradientOptions *options, const DpmlBlock *block, double *w
 	Group		group = {0};
 
 	group.in_chunks = block->kind == DPML_DENSE && options->loss.n_classes > 1 && options->n_features >= 4;
+	group.by_feature = dpml_gradient_by_feature(options, block->kind);
 	group.lanes = (DpmlLanes *) work;
 	group.scores = work + DPML_GROUP * options->loss.n_classes;
 	group.start = (int32_t *) (group.scores + DPML_GROUP * n_scores(options));
@@ -70,6 +79,11 @@ group_scores(const DpmlGradientOptions *options, const double *weights, const Dp
 	int64_t		d = options->n_features;
 	int64_t		s = 0;
 
+	if (group->by_feature)
+	{
+		sparse_scores(block, group->first, n_rows, n, n_outputs(options), weights, group->scores);
+		return;
+	}
 	if (group->in_chunks)
 	{
 		group->chunks = dpml_group_read(n_rows, d, block->values + group->first * d, group->start);
@@ -197,17 +211,6 @@ group_slopes(const DpmlGradientOptions *options, const DpmlBlock *block, int n_r
 	}
 }
 
-/* A row with a slope has finite scores, so is finite itself: slopes of 0 beside it add nothing. */
-DPML_INLINE int
-any_slope(int32_t n_classes, const double *slopes)
-{
-	int			any = 0;
-
-	for (int32_t k = 0; k < n_classes; k++)
-		any |= slopes[k] != 0.0;
-	return any;
-}
-
 DPML_INLINE void
 add_gradients(const DpmlGradientOptions *options, const DpmlBlock *block, int n_rows, const Group *group,
 			  double *gradient)
@@ -218,6 +221,11 @@ add_gradients(const DpmlGradientOptions *options, const DpmlBlock *block, int n_
 	int			in_chunks = group->in_chunks;
 	int32_t		k = 0;
 
+	if (group->by_feature)
+	{
+		sparse_gradients(block, group->first, n_rows, n_classes, group->scores, stride, gradient);
+		return;
+	}
 	for (int r = 0; r < n_rows; r++)
 		in_chunks = in_chunks && any_slope(n_classes, group->scores + r * stride);
 	if (in_chunks)
@@ -303,6 +311,12 @@ static int
 ends_unit(const DpmlBlock *block, int32_t i)
 {
 	return i == block->n_rows || dpml_block_starts_unit(block, i);
+}
+
+int
+dpml_gradient_by_feature(const DpmlGradientOptions *options, int32_t kind)
+{
+	return kind == DPML_CSR && options->loss.n_classes >= 4;
 }
 
 int64_t

@@ -35,6 +35,12 @@ typedef struct DpmlGradientOptions
 int64_t		dpml_gradient_memory(const DpmlGradientOptions *options);
 
 /*
+ * Whether the arrays of dpml_gradient_rows are by feature for blocks of such a kind: what is J x K x d is d x J x K,
+ * so that a value of a sparse row meets the weights of all its scores beside each other.
+ */
+int			dpml_gradient_by_feature(const DpmlGradientOptions *options, int32_t kind);
+
+/*
  * Rows first .. first + n - 1 of a block, of which the next call goes on with the
  * row after them: with a unit_clip the sum of an unfinished unit waits in work.
  * weights are J x K x d, gradient K x d, losses J; an array that is not asked for

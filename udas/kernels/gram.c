@@ -80,21 +80,32 @@ tile_products(int n_rows, const double *left, const double *right, DpmlLanes sum
 __attribute__((target("avx2,fma"))) static void
 tile_products_fma(int n_rows, const double *left, const double *right, DpmlLanes sums[GRAM_TILE][2])
 {
-	__m256d		total[GRAM_TILE][2];
+	/* no array: gcc would store it in every turn of the loop */
+	__m256d		low0 = _mm256_setzero_pd(), low1 = low0, low2 = low0, low3 = low0;
+	__m256d		high0 = low0, high1 = low0, high2 = low0, high3 = low0;
 
-	for (int i = 0; i < GRAM_TILE; i++)
-		total[i][0] = total[i][1] = _mm256_setzero_pd();
 	for (int r = 0; r < n_rows; r++, left += GRAM_PANEL, right += GRAM_PANEL)
-		for (int i = 0; i < GRAM_TILE; i++)
-		{
-			__m256d		factor = _mm256_broadcast_sd(left + i);
+	{
+		__m256d		low = _mm256_loadu_pd(right);
+		__m256d		high = _mm256_loadu_pd(right + 4);
 
-			total[i][0] = _mm256_fmadd_pd(factor, _mm256_loadu_pd(right), total[i][0]);
-			total[i][1] = _mm256_fmadd_pd(factor, _mm256_loadu_pd(right + 4), total[i][1]);
-		}
-	for (int i = 0; i < GRAM_TILE; i++)
-		for (int j = 0; j < 2; j++)
-			_mm256_storeu_pd((double *) &sums[i][j], total[i][j]);
+		low0 = _mm256_fmadd_pd(_mm256_broadcast_sd(left), low, low0);
+		high0 = _mm256_fmadd_pd(_mm256_broadcast_sd(left), high, high0);
+		low1 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 1), low, low1);
+		high1 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 1), high, high1);
+		low2 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 2), low, low2);
+		high2 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 2), high, high2);
+		low3 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 3), low, low3);
+		high3 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 3), high, high3);
+	}
+	_mm256_storeu_pd((double *) &sums[0][0], low0);
+	_mm256_storeu_pd((double *) &sums[0][1], high0);
+	_mm256_storeu_pd((double *) &sums[1][0], low1);
+	_mm256_storeu_pd((double *) &sums[1][1], high1);
+	_mm256_storeu_pd((double *) &sums[2][0], low2);
+	_mm256_storeu_pd((double *) &sums[2][1], high2);
+	_mm256_storeu_pd((double *) &sums[3][0], low3);
+	_mm256_storeu_pd((double *) &sums[3][1], high3);
 }
 
 static int
@@ -147,15 +158,31 @@ add_panels(int64_t n, int n_rows, const double *panels, int fma, double *xx)
 	}
 }
 
-/* xx += h x x' of a sparse row; its columns rise. */
+/* xx += h x x' of a sparse row; its columns rise.  Four columns beside each other go together. */
 DPML_INLINE void
 add_sparse(const Row *row, double h, int64_t n, double *xx)
 {
+	const uint32_t *columns = row->columns;
+
 	for (int64_t a = 0; a < row->n; a++)
 	{
-		int64_t		i = row->columns[a];
+		double	   *out = xx + triangle_row(n, columns[a]) - columns[a];
+		double		factor = h * row->f32[a];
+		int64_t		b = a;
 
-		dpml_axpy_sparse(row->n - a, h * row->f32[a], row->columns + a, row->f32 + a, xx + triangle_row(n, i) - i);
+		while (b < row->n)
+		{
+			if (b + 4 <= row->n && columns[b + 3] - columns[b] == 3)
+			{
+				dpml_axpy_f32(4, factor, row->f32 + b, out + columns[b]);
+				b += 4;
+			}
+			else
+			{
+				out[columns[b]] += factor * row->f32[b];
+				b++;
+			}
+		}
 	}
 }
 
@@ -213,7 +240,8 @@ add_rows(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
 			gathered = 0;
 		}
 	}
-	add_panels(d, gathered, panels, fma, xx);
+	if (gathered > 0)
+		add_panels(d, gathered, panels, fma, xx);
 }
 
 int64_t

@@ -191,6 +191,34 @@ dpml_rng_below(DpmlRng *rng, int64_t n)
 	return (int64_t) (product >> 64);
 }
 
+/* Count one of n bins: the upper half of n times 32 bits, or where those are of the too many, a draw from 64 bits. */
+DPML_INLINE void
+deal_one(DpmlRng *rng, uint32_t bits, uint32_t n, uint32_t too_many, int32_t *counts)
+{
+	uint64_t	product = (uint64_t) bits * n;
+
+	if ((uint32_t) product < too_many)
+		counts[dpml_rng_below(rng, n)]++;
+	else
+		counts[product >> 32]++;
+}
+
+/* Two draws a word.  A draw that is refused is drawn again by itself, so that every bin keeps exactly its chance. */
+void
+dpml_rng_deal(DpmlRng *rng, int64_t draws, int32_t n, int32_t *counts)
+{
+	uint32_t	too_many = -(uint32_t) n % (uint32_t) n;
+
+	for (int64_t i = 0; i < draws; i += 2)
+	{
+		uint64_t	word = rng_next(rng);
+
+		deal_one(rng, (uint32_t) word, (uint32_t) n, too_many, counts);
+		if (i + 1 < draws)
+			deal_one(rng, (uint32_t) (word >> 32), (uint32_t) n, too_many, counts);
+	}
+}
+
 /* The standard exponential of a word.  64 bits at either end of the uniform: it reaches 45, and starts at 2^-65. */
 static double
 exponential_of(uint64_t word)

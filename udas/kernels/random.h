@@ -35,6 +35,9 @@ int			dpml_rng_coin(DpmlRng *rng, double probability);
 /* One of 0 .. n - 1, each with exactly the same probability; n >= 1. */
 int64_t		dpml_rng_below(DpmlRng *rng, int64_t n);
 
+/* Draw one of n >= 1 bins so many times, each bin with exactly the same probability, and add to their counts. */
+void		dpml_rng_deal(DpmlRng *rng, int64_t draws, int32_t n, int32_t *counts);
+
 /*
  * Misses before the next hit of a coin, INT64_MAX / 2 at most.  rate is dpml_coin_rate of the probability q in
  * (0, 1] that it hits.
