@@ -355,7 +355,7 @@ def test_options_of_others_are_refused() -> None:
     with pytest.raises(SpecError, match="tail belongs to average = tail, not to none"):
         planned("bst14", tail=0.5)
     for method, schedule in (("scs13", None), ("scs13", "strongly_convex"), ("dp-sgd", "strongly_convex")):
-        with pytest.raises(SpecError, match="step_size belongs to schedule constant or inverse_sqrt"):
+        with pytest.raises(SpecError, match="step_size belongs to schedule constant or inverse_sqrt, not to"):
             planned(method, step_size=1.0, lambda_=0.1, schedule=schedule)
     planned("dp-sgd", step_size=1.0, lambda_=0.1)
 

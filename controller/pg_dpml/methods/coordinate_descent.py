@@ -25,7 +25,7 @@ from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.noisy_steps import refuse_unused_tail, require_batch_size, sampling_of
+from pg_dpml.methods.noisy_steps import require_batch_size, sampling_of
 from pg_dpml.privacy.noise import composed, coordinates
 from pg_dpml.privacy.noise.coordinates import DualNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -311,7 +311,7 @@ def _passes_and_batch_size(n_units: int, kappa: float, reach: float, passes: int
 def _average_from(options: NoisyScdOptions, passes: int) -> int:
     """First pass whose v enters the average; 0 releases the last."""
     average = options.average or "tail"
-    refuse_unused_tail(options.tail, average)
+    shared_options.refuse_unused_tail(options.tail, average)
     return average_start(average, options.tail or TAIL, passes)
 
 

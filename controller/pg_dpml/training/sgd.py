@@ -137,7 +137,7 @@ class Sgd:
         if self.allocated:
             batches = f"{batches} on average, by random allocation"
         steps = [
-            f"{batches}, schedule {self.schedule.kind}, first step {self.schedule.step(1):.3g}",
+            f"{batches}, schedule {self.schedule.kind}, first step {self.schedule.step(1):.3g}{self._cap_text()}",
             f"lambda {self.lambda_:g}",
         ]
         if self.momentum > 0.0:
@@ -149,6 +149,13 @@ class Sgd:
         if self.average_from > 0:
             steps.append(f"the model is the mean from step {self.average_from:,} on")
         return (("Passes", passes), ("Steps", ", ".join(steps)))
+
+    def _cap_text(self) -> str:
+        """That steps are shorter than their size says, where they are."""
+        asked = self.schedule.step_size
+        if asked <= self.schedule.max_step:
+            return ""
+        return f" (no step is longer: the cap 1/(beta + lambda) is below step_size {asked:.3g})"
 
 
 def make_sgd(
