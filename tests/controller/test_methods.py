@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 
 from helpers import neighbours
+from helpers.documents import ROOT
 from helpers.kernel_job import KernelJob
 from helpers.plans import decide
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import LOSS_KINDS, has_probability
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.losses import LOSSES, losses_of
-from pg_dpml.training.method import method_options, methods, private_methods
+from pg_dpml.training.method import method_options, methods, nearest_method, private_methods
 from pg_dpml.training.options import Choice, Domain, Flag, Whole, shown_name
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
@@ -64,6 +66,37 @@ def test_an_option_that_a_method_does_not_use_is_refused(method: str, name: str)
     public = shown_name(name)
     with pytest.raises(SpecError, match=f"^{public} belongs to method .*not to {method}: leave"):
         TrainSpec(method, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "ways_out"),
+    [
+        ("dp-scd", "clip", "leave clip out, or give update_clip, or take method = bolt-on"),
+        ("frank-wolfe", "lambda_", "leave lambda out, or take method = bolt-on"),
+        ("scd", "clip", "leave clip out, or take method = noiseless"),
+        ("dp-gd", "accountant", "leave accountant out, or take method = bst14"),
+    ],
+)
+def test_a_refusal_suggests_what_is_nearest(method: str, name: str, ways_out: str) -> None:
+    value = "pld" if name == "accountant" else 1.0
+    given: dict[str, Any] = {name: "advanced" if name == "accountant" else value}
+    with pytest.raises(SpecError, match=f": {ways_out}$"):
+        TrainSpec(method, **given)
+
+
+def test_no_refusal_suggests_a_method_for_comparison_where_others_will_do() -> None:
+    for name, used_by in method_options().items():
+        able = {one for one in used_by if not methods()[one].comparison}
+        for method in set(METHODS) - set(used_by):
+            assert nearest_method(methods()[method], used_by) in (able or used_by), name
+
+
+def test_the_documents_say_which_methods_are_for_comparison() -> None:
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)` \| (.*)$", (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    said = {name for name, rest in rows if "for comparison" in rest}
+    assert said == {name for name, method in methods().items() if method.comparison}
 
 
 @pytest.mark.parametrize("name", method_options())
@@ -159,7 +192,7 @@ def test_a_loss_without_a_gradient_is_for_methods_that_need_none(method: str) ->
     if "hinge" in chosen.losses["binary"]:
         assert decide(PROBLEMS["binary"], privacy, spec).work.loss.kind == "hinge"
         return
-    able = ("dp-scd", "seq-dp-scd") if chosen.private else ("scd",)
+    able = ("dp-scd",) if chosen.private else ("scd",)
     with pytest.raises(SpecError, match=f"method = {method} does not take loss = hinge") as caught:
         decide(PROBLEMS["binary"], privacy, spec)
     assert str(caught.value).endswith(f"or method = {' or '.join(able)}")

@@ -98,7 +98,7 @@ def _guarantees_page() -> Iterator[str]:
             [
                 f"`{name}`",
                 "yes" if method.private else "no",
-                method.summary,
+                f"{method.summary}{'; for comparison' if method.comparison else ''}",
                 ", ".join(f"`{shown_name(one)}`" for one in method.options.declared()),
             ]
             for name, method in methods().items()

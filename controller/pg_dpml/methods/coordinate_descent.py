@@ -177,7 +177,8 @@ class DpScd(PrivateMethod[DpScdOptions]):
             'steps over Poisson batches are T subsampled Gaussian steps ("Subsampled Gaussian noise").',
             sensitivity="m C for v, C = `update_clip`, when a unit that is in the batch comes or goes. With "
             "`dual_noise` sqrt(m^2 + m) C for duals and v as one vector.",
-            checked="As dp-sgd; lambda > 0; all rows fit into `dpml.work_mem`, however long they are.",
+            checked="As dp-sgd; lambda > 0; all rows fit into `dpml.work_mem`, each "
+            "counted as if all its features were set, since the real length is private.",
             charged="(epsilon, delta).",
             post_processing="The model v/(lambda n).",
             corrected="(1) The published account takes amplification by sampling for duals whose noise "
@@ -237,6 +238,7 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
     """Updates that see each other in shuffled batches, with noise on the duals and on their sum."""
 
     name = "seq-dp-scd"
+    comparison = True
     summary = "dual coordinate descent whose updates see each other, with noise on duals and sum"
     losses = LOSSES
     cards = (

@@ -106,6 +106,7 @@ class Scs13(PrivateMethod[Scs13Options]):
     """Noise on the gradients of shuffled batches (Song, Chaudhuri & Sarwate 2013)."""
 
     name = "scs13"
+    comparison = True
     summary = "SGD with noise on every batch of shuffled passes"
     cards = (
         Card(
@@ -142,6 +143,7 @@ class Bst14(PrivateMethod[Bst14Options]):
     """Noise on the gradients of Poisson batches, with the steps of its publication."""
 
     name = "bst14"
+    comparison = True
     summary = "SGD with noise on Poisson batches, by the steps of its publication"
     cards = (
         Card(

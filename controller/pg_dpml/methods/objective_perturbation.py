@@ -271,6 +271,7 @@ class Amp(PrivateMethod[AmpOptions]):
     """Approximate minima perturbation."""
 
     name = "amp"
+    comparison = True
     summary = "approximate minima perturbation: objpert to a gradient of norm 1/n^2"
     cards = (
         Card(
@@ -309,6 +310,7 @@ class AmpHf(PrivateMethod[AmpHfOptions]):
     """AMP without anything to choose."""
 
     name = "amp-hf"
+    comparison = True
     summary = "amp with all shares fixed beforehand"
     cards = (
         Card(

@@ -152,6 +152,7 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
     """Coordinate descent on the model, with noise on the coordinates of every step."""
 
     name = "primal-dp-scd"
+    comparison = True
     summary = "coordinate descent on the model, with noise on the coordinates of every step"
     losses = LOSSES
     cards = (

@@ -136,8 +136,9 @@ class Sgd:
             batches = f"{batches} on average, drawn at random for every step"
         if self.allocated:
             batches = f"{batches} on average, by random allocation"
+        first = f"first step {self.schedule.step(1):.3g}{self._cap_text()}"
         steps = [
-            f"{batches}, schedule {self.schedule.kind}, first step {self.schedule.step(1):.3g}{self._cap_text()}",
+            f"{batches}, schedule {self.schedule.kind}, {first}",
             f"lambda {self.lambda_:g}",
         ]
         if self.momentum > 0.0:

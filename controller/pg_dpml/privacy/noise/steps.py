@@ -349,7 +349,7 @@ def calibrate_poisson(
     if delta == 0.0:
         raise GuaranteeError(
             "delta = 0 has no Gaussian noise, which this method adds: leave delta out (1/n^2 then), or take "
-            "method = scs13 or bolt-on, whose K-norm noise needs none"
+            "method = bolt-on, whose K-norm noise needs none"
         )
     if steps == 0:
         return StepNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, sampling, "exact", n_weights), None
