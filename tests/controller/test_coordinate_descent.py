@@ -232,7 +232,7 @@ def test_plans_as_text_and_json(method: str) -> None:
     assert record["method"] == method
     assert ("NOT PRIVATE" in text) is (method == "scd")
     if method == "dp-scd":
-        assert "as published" in " ".join(text.split())
+        assert "noise that the same guarantee takes" in " ".join(text.split())
         assert set(record["noise"]["multipliers"]) == {"sum", "published"}
 
 

@@ -73,7 +73,7 @@ def test_an_option_that_a_method_does_not_use_is_refused(method: str, name: str)
     [
         ("dp-scd", "clip", "leave clip out, or give update_clip, or take method = bolt-on"),
         ("frank-wolfe", "lambda_", "leave lambda out, or take method = bolt-on"),
-        ("scd", "clip", "leave clip out, or take method = noiseless"),
+        ("scd", "clip", "leave clip out, or take method = lbfgs"),
         ("dp-gd", "accountant", "leave accountant out, or take method = bst14"),
     ],
 )

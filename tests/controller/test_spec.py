@@ -110,7 +110,7 @@ def column(**given: object) -> Column:
         ({"lower": 0, "upper": 1, "length": 0}, ["column age: length", "whole number"]),
         ({"lower": 0, "upper": 1, "length": 2.0}, ["column age: length", "whole number"]),
         ({"lower": 0, "upper": 1, "length": True}, ["column age: length", "whole number"]),
-        ({"lower": 0, "upper": 1, "length": 2**20 + 1}, ["column age: length", "1048576"]),
+        ({"lower": 0, "upper": 1, "length": 2**20}, ["column age: length", "1048575"]),
         ({"first_index": 1}, ["column age", "first_index goes with indices"]),
         ({"indices": "places", "length": 9}, ["column age", "first_index = 1", "first_index = 0", "places"]),
         ({"indices": "places", "length": 9, "first_index": 2}, ["column age", "first_index = 1"]),

@@ -386,7 +386,7 @@ def test_commands(database: str, connection: psycopg.Connection, tmp_path: Path)
     )
     assert set(plan["noise"]["multipliers"]) == {"sum", "published"}
     text = " ".join(dpml(database, "plan", str(spec), "--epsilon", "1", *hinge).split())
-    assert "as published, on the sum and on the duals" in text
+    assert "on the sum and on the duals, as the publication adds it (dual_noise)" in text
     assert "seq-dp-scd" in text
     dpml(database, "train", str(spec), "--epsilon", "8", *hinge, "--name", "m")
     shown = json.loads(dpml(database, "show", "m", "--format", "json"))

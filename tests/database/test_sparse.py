@@ -441,7 +441,6 @@ def test_check_counts_bad_rows(connection: psycopg.Connection, table: str, datab
             Column("v", indices="i", first_index=1, length=D, scale="standard", mean=1, sd=1),
             "must stay 0",
         ),
-        (Column("v", indices="i", first_index=1, length=2**20), "features, more than the 1048575"),
     ],
 )
 def test_specs_that_do_not_fit(connection: psycopg.Connection, column: Column, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -142,6 +142,7 @@ class Noiseless(Baseline[NoiselessOptions]):
             tail=options.tail,
             fresh_order=options.fresh_order,
         )
+        sgd = replace(sgd, may_stop=tolerance > 0.0)
         return NoiselessPlan(self.name, problem, sgd, None, None, tolerance=tolerance)
 
 

@@ -128,8 +128,9 @@ class FrankWolfe(PrivateMethod[FrankWolfeOptions]):
         Card(
             theorem="T choices by the exponential mechanism, each of bounded range epsilon_0 "
             '("Frank-Wolfe"; Talwar, Thakurta & Zhang 2014; Cesar & Rogers 2021).',
-            sensitivity="A row adds at most L to the sum of each coefficient's gradients, with either sign: "
-            "the difference of two candidates moves by 2 m L (`add_remove`) or 4 m L (`replace_one`).",
+            sensitivity="A row adds at most g to the sum of each coefficient's gradients, with either sign "
+            "(g = 1 for softmax, else the clip): the difference of two candidates moves by Delta = 4 m g "
+            "(`replace_one`) or 2 m g (`add_remove`).",
             checked="Every feature is clipped to [-1, 1], on both sides, in float32 as it is stored. No "
             "condition on delta, which may be 0.",
             charged="(epsilon, delta); of a `zcdp` budget T epsilon_0^2/8.",

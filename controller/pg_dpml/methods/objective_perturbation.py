@@ -197,8 +197,9 @@ THEOREM = (
     '("Objective perturbation"). '
 )
 SENSITIVITY = (
-    "m D/n for the gradient; the delta of Gaussian b is a sum over the vertices of the set of shifts; "
-    "2 gamma n/Lambda for two answers with one minimiser."
+    "D/n for the gradient, D = 2 m L (`replace_one`) or m L. What a unit shifts b by depends on b, so the "
+    "delta of Gaussian b is bounded for all shifts together: a sum over the corners of the set that they lie "
+    "in. 2 gamma n/Lambda for two answers with one minimiser."
 )
 CHECKED = (
     "Losses of classes only; a given lambda at least what its part of epsilon asks for, and rejected below "

@@ -159,12 +159,12 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
         Card(
             theorem='T Gaussian releases, exact composition ("Coordinates of the model"; Damaskinos et al. '
             "2021, Algorithm 2).",
-            sensitivity="S = 2 C sqrt(L) for the L coordinates of a step, C = `update_clip`, under both "
+            sensitivity="S = 2 C sqrt(c) for the c coordinates of a step, C = `update_clip`, under both "
             "relations, however many rows there are.",
             checked="delta > 0 and large enough for the sampler.",
             charged="(epsilon, delta).",
             corrected="The scores of rows are functions of the row and of the released model, and are not "
-            "released: S lacks the published factor sqrt(L + 1), and no row's score gets noise. The bound "
+            "released: S lacks the published factor sqrt(c + 1), and no row's score gets noise. The bound "
             "does not fall with the number of rows, so noise is far larger than that of dp-gd: the method is "
             "here to compare.",
         ),

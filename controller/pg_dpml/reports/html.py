@@ -354,7 +354,7 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
         ("Trained on", f"{training.get('table_name')}, {size}"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
-        ("Features", f"{model.n_features}, {bounds}"),
+        ("Features", f"{model.n_features:,}, {bounds}"),
         ("Stored", f"{model.created_at:%Y-%m-%d %H:%M %Z} by {model.owner}" if model.created_at else ""),
         ("Charge", "none" if model.charge is None else f"entry {model.charge} of dpml.ledger"),
         *((f"{name}, when trained", str(value)) for name, value in training.get("versions", {}).items()),

@@ -92,7 +92,7 @@ def how_lines(plan: Plan) -> list[str]:
         (
             "Data",
             f"{size_text(problem.n_units, problem.unit, problem.max_rows_per_unit)}, "
-            f"{problem.n_features} features"
+            f"{problem.n_features:,} features"
             + (f", {problem.n_outputs} classes" if problem.n_outputs > 1 else ""),
         ),
         (

@@ -115,17 +115,18 @@ class Scd:
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
-        passes = f"{self.passes} over the packed rows"
+        most = "at most " if self.exact else ""
+        passes = f"{most}{self.passes} over the packed rows"
         batches = f"batches of {self.batch_size}"
         if self.sampling is not None:
-            passes = f"{self.passes} of ceil(n / L) steps"
+            passes = f"{self.passes}, each of as many steps as batches make up the table"
             batches = f"{batches} on average, drawn at random for every step"
         if self.sequential:
             batches = f"{batches}, whose updates see each other"
         steps = [f"{batches}, lambda {self.lambda_:.3g}"]
         if math.isfinite(self.update_clip):
             steps.append(f"an update of a dual clipped at {self.update_clip:.3g}")
-        if self.average_from > 0:
+        if 0 < self.average_from < self.passes:
             steps.append(
                 f"the model is the mean over the ends of passes {self.average_from} to {self.passes}"
             )

@@ -59,6 +59,8 @@ class Sgd:
         from the shuffled rows.
     allocated : bool
         Whether they are cut such that every unit draws its batch of a pass; else by count.
+    may_stop : bool
+        Whether a run may take fewer passes, because it watches the loss.
     """
 
     loss: Loss
@@ -77,6 +79,7 @@ class Sgd:
     noise_scale: float = 0.0
     sampling: float | None = None
     allocated: bool = False
+    may_stop: bool = False
 
     @property
     def smoothness(self) -> float:
@@ -129,10 +132,11 @@ class Sgd:
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
         again = ", in a fresh order each (the rows are packed again every pass)" if self.fresh_order else ""
-        passes = f"{self.passes} over the packed rows{again}"
+        most = "at most " if self.may_stop else ""
+        passes = f"{most}{self.passes} over the packed rows{again}"
         batches = f"batches of {self.batch_size}"
         if self.sampling is not None:
-            passes = f"{self.passes} of ceil(n / b) steps"
+            passes = f"{self.passes}, each of as many steps as batches make up the table"
             batches = f"{batches} on average, drawn at random for every step"
         if self.allocated:
             batches = f"{batches} on average, by random allocation"

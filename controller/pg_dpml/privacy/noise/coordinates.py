@@ -48,8 +48,8 @@ class DualNoise(StepNoise):
     released_duals: int = 0
 
     compared: ClassVar[str] = (
-        "noise of one account, in units of the update_clip: {sum:.3g} on the sum alone, {published:.3g} as "
-        "published, on the sum and on the duals"
+        "noise that the same guarantee takes, in units of the update_clip: {sum:.3g} on the sum alone, "
+        "{published:.3g} on the sum and on the duals, as the publication adds it (dual_noise)"
     )
 
     @property
@@ -61,6 +61,11 @@ class DualNoise(StepNoise):
     def noised(self) -> str:
         """What of a batch carries noise, in words."""
         return "duals and sum" if self.dual_noise else "sum"
+
+    @property
+    def multiplied(self) -> str:
+        """What `noise_multiplier` is a multiple of, in words."""
+        return "the sensitivity" if self.released_duals > 0 else super().multiplied
 
     @property
     def numbers_of_step(self) -> int:
@@ -184,7 +189,7 @@ def calibrate_independent(
     update_clip : float
         C, in (0, inf).
     dual_noise : bool
-        True for the noise as published: on the duals, too, and calibrated for both as one vector.
+        True for noise on the duals, too, as in the publication, calibrated for both as one vector.
     relation : Relation
     passes, steps : int
         k and T; T = 0 for an empty table.

@@ -140,6 +140,11 @@ class StepNoise(Recorded):
         return "sum"
 
     @property
+    def multiplied(self) -> str:
+        """What `noise_multiplier` is a multiple of, in words."""
+        return "the bound on what one unit adds"
+
+    @property
     def numbers_of_step(self) -> int:
         """Noisy numbers that one step releases."""
         return self.n_weights
@@ -189,8 +194,8 @@ class StepNoise(Recorded):
             (
                 "Noise",
                 f"{self.kind}, scale {self.scale:.4g} on every batch's {self.noised}, "
-                f"{self.noise_multiplier:.3g} times the bound on one unit's share: {batches}. It adds up to "
-                f"a standard deviation of at most {self.score_stddev:.3g} in the score of a row, less where "
+                f"{self.noise_multiplier:.3g} times {self.scale / self.noise_multiplier:.4g}, {self.multiplied}: "
+                f"{batches}. It adds up to a standard deviation of at most {self.score_stddev:.3g} in the score of a row, less where "
                 "the losses' curvature damps it.",
             ),
         ]
