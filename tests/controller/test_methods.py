@@ -211,3 +211,17 @@ def test_every_loss_of_the_kernels_has_a_task() -> None:
         "regression": ("squared",),
     }
     assert losses_of("binary", smooth=False) == {"binary": ("logistic", "huber_svm", "hinge")}
+
+
+@pytest.mark.parametrize(
+    ("problem", "epsilon", "warned"),
+    [
+        (Problem(1000, 47_237, 1, "binary"), 3.0, True),
+        (Problem(1000, 47_237, 1, "binary"), 1.0, True),
+        (Problem(39_073, 105, 1, "binary"), 0.1, False),
+        (Problem(0, 105, 1, "binary"), 0.1, False),
+    ],
+)
+def test_frank_wolfe_says_where_chance_chooses(problem: Problem, epsilon: float, warned: bool) -> None:
+    warnings = decide(problem, PrivacySpec(epsilon, 1e-9), TrainSpec("frank-wolfe")).warnings
+    assert any("chance chooses most coefficients" in warning for warning in warnings) is warned

@@ -194,9 +194,9 @@ class StepNoise(Recorded):
             (
                 "Noise",
                 f"{self.kind}, scale {self.scale:.4g} on every batch's {self.noised}, "
-                f"{self.noise_multiplier:.3g} times {self.scale / self.noise_multiplier:.4g}, {self.multiplied}: "
-                f"{batches}. It adds up to a standard deviation of at most {self.score_stddev:.3g} in the score of a row, less where "
-                "the losses' curvature damps it.",
+                f"{self.noise_multiplier:.3g} times {self.scale / self.noise_multiplier:.4g}, "
+                f"{self.multiplied}: {batches}. It adds up to a standard deviation of at most "
+                f"{self.score_stddev:.3g} in the score of a row, less where the losses' curvature damps it.",
             ),
         ]
         if self.multipliers.keys() == _BATCHES_BESIDE.keys():
