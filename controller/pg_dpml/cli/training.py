@@ -290,7 +290,7 @@ def evaluate(
 def predict(
     model: ModelName,
     table: Table,
-    id: Annotated[str, typer.Option(help="Column that identifies a row.")],
+    id: Annotated[str, typer.Option(help="Column that identifies a row, with a value of its own in each.")],
     into: Annotated[str, typer.Option(help="Name of the new table.")],
     output: Output,
 ) -> None:
