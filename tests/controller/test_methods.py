@@ -15,8 +15,10 @@ from helpers import neighbours
 from helpers.documents import ROOT
 from helpers.kernel_job import KernelJob
 from helpers.plans import decide
-from pg_dpml.errors import SpecError
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import LOSS_KINDS, has_probability
+from pg_dpml.privacy import gaussian
+from pg_dpml.reports.plan_report import plan_text
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.losses import LOSSES, losses_of
 from pg_dpml.training.method import method_options, methods, nearest_method, private_methods
@@ -225,3 +227,31 @@ def test_every_loss_of_the_kernels_has_a_task() -> None:
 def test_frank_wolfe_says_where_chance_chooses(problem: Problem, epsilon: float, warned: bool) -> None:
     warnings = decide(problem, PrivacySpec(epsilon, 1e-9), TrainSpec("frank-wolfe")).warnings
     assert any("chance chooses most coefficients" in warning for warning in warnings) is warned
+
+
+@pytest.mark.parametrize("method", private_methods()[1:])
+def test_a_letter_means_one_thing(method: str) -> None:
+    """L is a gradient's bound and R a radius; D is of a unit, its m rows counted. Plans use no letters."""
+    chosen = methods()[method]
+    text = " ".join(f"{card.theorem} {card.sensitivity} {card.corrected}" for card in chosen.cards)
+    assert not re.search(r"\bm D\b", text)
+    if method in ("dp-scd", "seq-dp-scd", "primal-dp-scd", "frank-wolfe"):
+        assert not re.search(r"\b[LR]\b", text)
+    example = chosen.examples[0]
+    plan = decide(PROBLEMS[example.task], PrivacySpec(1.0, 1e-6), TrainSpec(method, **example.options))
+    for _, line in plan.work.lines():
+        assert not re.search(r"\b[LRDbnq]\b", line.replace("<b, w>, b drawn", "")), line
+
+
+def test_numbers_of_plans_read_well() -> None:
+    wide = decide(Problem(1000, 47_237, 1, "binary"), PrivacySpec(1.0, 1e-6), TrainSpec("frank-wolfe"))
+    assert "1,000 rows, 47,237 features" in plan_text(wide)
+    for passes, averaged in ((1, False), (8, True)):
+        spec = TrainSpec("dp-scd", passes=passes)
+        plan = decide(PROBLEMS["binary"], PrivacySpec(1.0, 1e-6), spec)
+        assert (f"over the ends of passes 7 to {passes}" in plan_text(plan)) is averaged
+        assert "to 1," not in plan_text(plan)
+    for method in ("scd", "noiseless"):
+        assert decide(PROBLEMS["binary"], None, TrainSpec(method)).work.lines()[0][1].startswith("at most ")
+    with pytest.raises(GuaranteeError, match=r"allows for 1 noisy number: take"):
+        gaussian.delta_left(1e-40, 1)

@@ -312,7 +312,7 @@ class AmpHf(PrivateMethod[AmpHfOptions]):
 
     name = "amp-hf"
     comparison = True
-    summary = "amp with all shares fixed beforehand"
+    summary = "amp with all shares of epsilon fixed beforehand"
     cards = (
         Card(
             theorem=THEOREM

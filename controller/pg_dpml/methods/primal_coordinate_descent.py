@@ -164,7 +164,8 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
             checked="delta > 0 and large enough for the sampler.",
             charged="(epsilon, delta).",
             corrected="The scores of rows are functions of the row and of the released model, and are not "
-            "released: S lacks the published factor sqrt(c + 1), and no row's score gets noise. The bound "
+            "released. So no row's score gets noise, and S has no factor sqrt(c + 1), which the publication "
+            "needs for that noise. The bound "
             "does not fall with the number of rows, so noise is far larger than that of dp-gd: the method is "
             "here to compare.",
         ),
