@@ -107,9 +107,9 @@ def _choice(problem: Problem, privacy: PrivacySpec) -> tuple[str, str]:
         budget = _budget(problem, privacy)
         if budget >= needed:
             return SufficientStatistics.name, (
-                f"n mu = {budget:,.0f} (rows times mu of the guarantee) is at least {STATISTICS_BUDGET:g} d^2 "
-                f"= {needed:,.0f} for d features, enough for one release of all second moments to beat noisy "
-                "gradients"
+                f"n mu = {budget:,.0f} (rows times mu of the guarantee) is at least {STATISTICS_BUDGET:g} "
+                f"d^2 = {needed:,.0f} for d features, enough for one release of all second moments to beat "
+                "noisy gradients"
             )
     return WhitenedDpGd.name, (
         f"usually the most accurate for up to {most:,} features with so many rows, and in few passes"

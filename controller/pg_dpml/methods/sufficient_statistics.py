@@ -65,8 +65,8 @@ class Statistics:
             ("Passes", "1 over all rows"),
             (
                 "Solution",
-                f"ridge regression on the noisy sums, with {self.ridge:.3g} added to the mean square of every "
-                "feature; this ridge follows the noise",
+                f"ridge regression on the noisy sums, with {self.ridge:.3g} added to the mean square of "
+                "every feature; this ridge follows the noise",
             ),
         )
 
