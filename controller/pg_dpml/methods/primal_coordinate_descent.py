@@ -47,7 +47,7 @@ class PrimalDescent:
     lambda_ : float
         L2 regulariser, >= 0.
     coordinates : int
-        L, of a step.
+        c, of a step.
     steps : int
         T; each reads all rows.
     update_clip : float

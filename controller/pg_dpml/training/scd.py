@@ -81,7 +81,7 @@ class Scd:
     sampling: float | None = None
 
     def steps(self, n_units: int, passes: int) -> int:
-        """Steps of so many passes: passes ceil(n / L)."""
+        """Steps of so many passes: passes ceil(n / b), b the batch size."""
         return passes * math.ceil(n_units / self.batch_size)
 
     def options(self, n_units: int) -> dict[str, Any]:

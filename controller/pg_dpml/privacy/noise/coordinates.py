@@ -132,12 +132,12 @@ def sequential_bound(update_clip: float, batch_rows: int) -> float:
     update_clip : float
         C, in (0, inf).
     batch_rows : int
-        R, most rows of a batch.
+        r, most rows of a batch.
 
     Returns
     -------
     float
-        2 C sqrt(R (R + 1)), under both neighbouring relations.
+        2 C sqrt(r (r + 1)), under both neighbouring relations.
 
     Notes
     -----
@@ -154,12 +154,12 @@ def coordinate_bound(update_clip: float, coordinates: int) -> float:
     update_clip : float
         C, in (0, inf).
     coordinates : int
-        L, of a step.
+        c, of a step.
 
     Returns
     -------
     float
-        2 C sqrt(L), under both neighbouring relations.
+        2 C sqrt(c), under both neighbouring relations.
 
     Notes
     -----
@@ -268,7 +268,7 @@ def calibrate_sequential(
     steps : int
         T; 0 for an empty table.
     batch_rows : int
-        R, most rows of a batch.
+        r, most rows of a batch.
     n_features : int
         d, the length of v.
     epsilon : float
@@ -334,9 +334,9 @@ def calibrate_coordinates(
     update_clip : float
         C, in (0, inf).
     coordinates : int
-        L, of a step, in [1, n_weights].
+        c, of a step, in [1, n_weights].
     passes : int
-        k >= 1; each takes ceil(n_weights / L) steps, and changes every coordinate once.
+        k >= 1; each takes ceil(n_weights / c) steps, and changes every coordinate once.
     n_units : int
         n.
     n_weights : int
