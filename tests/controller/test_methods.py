@@ -251,6 +251,10 @@ def test_numbers_of_plans_read_well() -> None:
         plan = decide(PROBLEMS["binary"], PrivacySpec(1.0, 1e-6), spec)
         assert (f"over the ends of passes 7 to {passes}" in plan_text(plan)) is averaged
         assert "to 1," not in plan_text(plan)
+    one_batch = decide(PROBLEMS["binary"], PrivacySpec(1.0, 1e-6), TrainSpec("output-perturbation"))
+    assert "batches of 30,000," in plan_text(one_batch)
+    one_pass = plan_text(decide(PROBLEMS["binary"], PrivacySpec(1.0, 1e-6), TrainSpec("seq-dp-scd")))
+    assert "a unit is in one batch of the one pass" in " ".join(one_pass.split())
     for method in ("scd", "noiseless"):
         assert decide(PROBLEMS["binary"], None, TrainSpec(method)).work.lines()[0][1].startswith("at most ")
     with pytest.raises(GuaranteeError, match=r"allows for 1 noisy number: take"):

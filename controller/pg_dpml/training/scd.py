@@ -117,7 +117,7 @@ class Scd:
         """Headings and texts that describe the passes."""
         most = "at most " if self.exact else ""
         passes = f"{most}{self.passes} over the packed rows"
-        batches = f"batches of {self.batch_size}"
+        batches = f"batches of {self.batch_size:,}"
         if self.sampling is not None:
             passes = f"{self.passes}, each of as many steps as batches make up the table"
             batches = f"{batches} on average, drawn at random for every step"

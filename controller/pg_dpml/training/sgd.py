@@ -134,7 +134,7 @@ class Sgd:
         again = ", in a fresh order each (the rows are packed again every pass)" if self.fresh_order else ""
         most = "at most " if self.may_stop else ""
         passes = f"{most}{self.passes} over the packed rows{again}"
-        batches = f"batches of {self.batch_size}"
+        batches = f"batches of {self.batch_size:,}"
         if self.sampling is not None:
             passes = f"{self.passes}, each of as many steps as batches make up the table"
             batches = f"{batches} on average, drawn at random for every step"

@@ -173,14 +173,15 @@ class StepNoise(Recorded):
             "rdp": "Renyi differential privacy",
             "advanced": "strong composition",
         }[self.accountant]
+        passes = "the one pass" if self.passes == 1 else f"each of {self.passes} passes"
         if self.allocations > 0:
             orders = "one order for all passes" if self.allocations == 1 else "a fresh order a pass"
             batches = (
-                f"a unit is in one of {self.steps // self.passes:,} batches of each of {self.passes} passes, "
+                f"a unit is in one of {self.steps // self.passes:,} batches of {passes}, "
                 f"drawn at random, with {orders}; account by {account}"
             )
         elif self.sampling is None:
-            batches = f"a unit is in one batch of each of {self.passes} passes; {account}"
+            batches = f"a unit is in one batch of {passes}; {account}"
         else:
             batches = (
                 f"{self.steps:,} Poisson batches, each with every unit with probability {self.sampling:.3g}; "
