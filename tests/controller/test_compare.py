@@ -19,8 +19,8 @@ from pg_dpml.reports import comparison_report, plan_report, plots
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.runs.compare import MAJORITY
 from pg_dpml.runs.planning import Alternative, alternative, alternatives, plan_problem
-from pg_dpml.training.method import private_methods
-from pg_dpml.training.plan import Problem
+from pg_dpml.training.method import methods, private_methods
+from pg_dpml.training.plan import Plan, Problem
 
 # The package's function of the same name hides the module.
 TRAIN = importlib.import_module("pg_dpml.runs.train")
@@ -247,6 +247,31 @@ def test_plans_side_by_side() -> None:
     assert methods["bolt-on"]["score_stddev"] == bolt_on.noise.score_stddev
     assert methods["magic"]["refusal"] == "it is not real"
     assert "methods" not in plan_report.plan_record(plan)
+
+
+def test_a_method_that_has_no_room_is_listed_with_that() -> None:
+    def require_room(plan: Plan) -> None:
+        if plan.method == "dp-scd":
+            raise SpecError("batches need all rows in memory, 9 MB, and dpml.work_mem is 1MB: set it higher")
+
+    found = {one.method: one for one in alternatives(PROBLEMS[0], PrivacySpec(1.0), require_room)}
+    refused = found.pop("dp-scd")
+    assert (refused.plan, refused.refusal) == (
+        None, "batches need all rows in memory, 9 MB, and dpml.work_mem is 1MB"
+    )  # fmt: skip
+    assert sum(one.plan is not None for one in found.values()) > 10
+
+
+def test_plans_say_which_methods_are_for_comparison() -> None:
+    privacy = PrivacySpec(1.0)
+    others = alternatives(PROBLEMS[0], privacy)
+    text = plan_report.plan_text(plan_problem(PROBLEMS[0], privacy, TrainSpec()), others)
+    for other in others:
+        if other.plan is not None:
+            chosen = methods()[other.method].comparison
+            assert line_of(text, other.method).endswith("; for comparison with publications") is chosen
+            alone = " ".join(plan_report.plan_text(other.plan).split())
+            assert ("for comparison with publications: auto is usually" in alone) is chosen
 
 
 def test_a_refusal_is_cut_to_its_first_words() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 
 from helpers import neighbours
+from helpers.documents import ROOT
 from helpers.kernel_job import KernelJob
 from helpers.plans import decide
-from pg_dpml.errors import SpecError
+from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import LOSS_KINDS, has_probability
+from pg_dpml.privacy import gaussian
+from pg_dpml.reports.plan_report import plan_text
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training.losses import LOSSES, losses_of
-from pg_dpml.training.method import method_options, methods, private_methods
+from pg_dpml.training.method import method_options, methods, nearest_method, private_methods
 from pg_dpml.training.options import Choice, Domain, Flag, Whole, shown_name
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
@@ -64,6 +68,37 @@ def test_an_option_that_a_method_does_not_use_is_refused(method: str, name: str)
     public = shown_name(name)
     with pytest.raises(SpecError, match=f"^{public} belongs to method .*not to {method}: leave"):
         TrainSpec(method, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "ways_out"),
+    [
+        ("dp-scd", "clip", "leave clip out, or give update_clip, or take method = bolt-on"),
+        ("frank-wolfe", "lambda_", "leave lambda out, or take method = bolt-on"),
+        ("scd", "clip", "leave clip out, or take method = lbfgs"),
+        ("dp-gd", "accountant", "leave accountant out, or take method = bst14"),
+    ],
+)
+def test_a_refusal_suggests_what_is_nearest(method: str, name: str, ways_out: str) -> None:
+    value = "pld" if name == "accountant" else 1.0
+    given: dict[str, Any] = {name: "advanced" if name == "accountant" else value}
+    with pytest.raises(SpecError, match=f": {ways_out}$"):
+        TrainSpec(method, **given)
+
+
+def test_no_refusal_suggests_a_method_for_comparison_where_others_will_do() -> None:
+    for name, used_by in method_options().items():
+        able = {one for one in used_by if not methods()[one].comparison}
+        for method in set(METHODS) - set(used_by):
+            assert nearest_method(methods()[method], used_by) in (able or used_by), name
+
+
+def test_the_documents_say_which_methods_are_for_comparison() -> None:
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)` \| (.*)$", (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    said = {name for name, rest in rows if "for comparison" in rest}
+    assert said == {name for name, method in methods().items() if method.comparison}
 
 
 @pytest.mark.parametrize("name", method_options())
@@ -159,7 +194,7 @@ def test_a_loss_without_a_gradient_is_for_methods_that_need_none(method: str) ->
     if "hinge" in chosen.losses["binary"]:
         assert decide(PROBLEMS["binary"], privacy, spec).work.loss.kind == "hinge"
         return
-    able = ("dp-scd", "seq-dp-scd") if chosen.private else ("scd",)
+    able = ("dp-scd",) if chosen.private else ("scd",)
     with pytest.raises(SpecError, match=f"method = {method} does not take loss = hinge") as caught:
         decide(PROBLEMS["binary"], privacy, spec)
     assert str(caught.value).endswith(f"or method = {' or '.join(able)}")
@@ -178,3 +213,49 @@ def test_every_loss_of_the_kernels_has_a_task() -> None:
         "regression": ("squared",),
     }
     assert losses_of("binary", smooth=False) == {"binary": ("logistic", "huber_svm", "hinge")}
+
+
+@pytest.mark.parametrize(
+    ("problem", "epsilon", "warned"),
+    [
+        (Problem(1000, 47_237, 1, "binary"), 3.0, True),
+        (Problem(1000, 47_237, 1, "binary"), 1.0, True),
+        (Problem(39_073, 105, 1, "binary"), 0.1, False),
+        (Problem(0, 105, 1, "binary"), 0.1, False),
+    ],
+)
+def test_frank_wolfe_says_where_chance_chooses(problem: Problem, epsilon: float, warned: bool) -> None:
+    warnings = decide(problem, PrivacySpec(epsilon, 1e-9), TrainSpec("frank-wolfe")).warnings
+    assert any("chance chooses most coefficients" in warning for warning in warnings) is warned
+
+
+@pytest.mark.parametrize("method", private_methods()[1:])
+def test_a_letter_means_one_thing(method: str) -> None:
+    """L is a gradient's bound and R a radius; D is of a unit, its m rows counted. Plans use no letters."""
+    chosen = methods()[method]
+    text = " ".join(f"{card.theorem} {card.sensitivity} {card.corrected}" for card in chosen.cards)
+    assert not re.search(r"\bm D\b", text)
+    if method in ("dp-scd", "seq-dp-scd", "primal-dp-scd", "frank-wolfe"):
+        assert not re.search(r"\b[LR]\b", text)
+    example = chosen.examples[0]
+    plan = decide(PROBLEMS[example.task], PrivacySpec(1.0, 1e-6), TrainSpec(method, **example.options))
+    for _, line in plan.work.lines():
+        assert not re.search(r"\b[LRDbnq]\b", line.replace("<b, w>, b drawn", "")), line
+
+
+def test_numbers_of_plans_read_well() -> None:
+    wide = decide(Problem(1000, 47_237, 1, "binary"), PrivacySpec(1.0, 1e-6), TrainSpec("frank-wolfe"))
+    assert "1,000 rows, 47,237 features" in plan_text(wide)
+    for passes, averaged in ((1, False), (8, True)):
+        spec = TrainSpec("dp-scd", passes=passes)
+        plan = decide(PROBLEMS["binary"], PrivacySpec(1.0, 1e-6), spec)
+        assert (f"over the ends of passes 7 to {passes}" in plan_text(plan)) is averaged
+        assert "to 1," not in plan_text(plan)
+    one_batch = decide(PROBLEMS["binary"], PrivacySpec(1.0, 1e-6), TrainSpec("output-perturbation"))
+    assert "batches of 30,000," in plan_text(one_batch)
+    one_pass = plan_text(decide(PROBLEMS["binary"], PrivacySpec(1.0, 1e-6), TrainSpec("seq-dp-scd")))
+    assert "a unit is in one batch of the one pass" in " ".join(one_pass.split())
+    for method in ("scd", "noiseless"):
+        assert decide(PROBLEMS["binary"], None, TrainSpec(method)).work.lines()[0][1].startswith("at most ")
+    with pytest.raises(GuaranteeError, match=r"allows for 1 noisy number: take"):
+        gaussian.delta_left(1e-40, 1)

@@ -94,7 +94,7 @@ def test_sensitivity_is_that_of_brute_force(schedule: str, loss: str, relation: 
             lambda_=lambda_,
             batch_size=batch_size,
             average=average,
-            tail=0.3,
+            tail=0.3 if average == "tail" else None,
             fresh_order=fresh_order,
             passes=3,
         )
@@ -221,9 +221,38 @@ def test_default_total_step_makes_the_noise_in_a_score_a_constant(
 @pytest.mark.parametrize("schedule", neighbours.SCHEDULES)
 @pytest.mark.parametrize("lambda_", [0.001, 0.3, 100.0])
 def test_no_step_exceeds_its_cap(loss: str, schedule: str, lambda_: float) -> None:
-    plan = bolt(PROBLEMS[loss], loss=loss, schedule=schedule, lambda_=lambda_, step_size=1e9, exponent=0.0)
+    falling = schedule in ("decreasing", "sqrt_decreasing")
+    sized = schedule in ("constant", "inverse_sqrt")
+    own: dict[str, Any] = ({"exponent": 0.0} if falling else {}) | ({"step_size": 1e9} if sized else {})
+    plan = bolt(PROBLEMS[loss], loss=loss, schedule=schedule, lambda_=lambda_, **own)
     cap = 1.0 / (plan.work.loss.smoothness + lambda_)
     assert all(plan.work.schedule.step(t) <= cap for t in (1, 2, 3, 10, 1000))
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "belongs"),
+    [
+        ("bolt-on", {"step_size": 1.0, "schedule": "decreasing"}, "schedule constant or inverse_sqrt"),
+        ("bolt-on", {"step_size": 1.0, "lambda_": 0.1, "schedule": "strongly_convex"}, "schedule constant"),
+        ("bolt-on", {"exponent": 0.3}, "schedule decreasing or sqrt_decreasing, not to constant"),
+        ("bolt-on", {"tail": 0.3}, "average = tail, not to none"),
+        ("noiseless", {"exponent": 0.3}, "schedule decreasing or sqrt_decreasing, not to inverse_sqrt"),
+        ("noiseless", {"tail": 0.3, "tolerance": 0.0}, "average = tail, not to none"),
+        ("dp-gd", {"tail": 0.3, "average": "all"}, "average = tail, not to all"),
+    ],
+)
+def test_a_value_that_would_change_nothing_is_refused(
+    method: str, given: dict[str, Any], belongs: str
+) -> None:
+    name = next(iter(given))
+    with pytest.raises(SpecError, match=f"^{name} belongs to {belongs}.*leave {name} out"):
+        decide(ADULT, None if method == "noiseless" else ONE, TrainSpec(method, **given))
+
+
+def test_a_plan_says_where_its_cap_shortens_steps() -> None:
+    (_, capped), (_, free) = (bolt(step_size=size).work.lines()[1] for size in (9.0, 1.0))
+    assert "first step 4 (no step is longer: the cap 1/(beta + lambda) is below step_size 9)" in capped
+    assert "cap" not in free
 
 
 def test_passes_are_fixed_beforehand() -> None:
@@ -334,7 +363,13 @@ def test_tiny_tables(n_rows: int, delta: float | None, task: str) -> None:
     ("average", "tail", "first"), [("none", 0.5, 0), ("all", 0.5, 1), ("tail", 0.1, 163)]
 )
 def test_averages(average: str, tail: float, first: int) -> None:
-    plan = bolt(Problem(900, 3, 1, "binary"), batch_size=10, passes=2, average=average, tail=tail)
+    plan = bolt(
+        Problem(900, 3, 1, "binary"),
+        batch_size=10,
+        passes=2,
+        average=average,
+        tail=tail if average == "tail" else None,
+    )
     assert plan.work.average_from == first
 
 

@@ -530,7 +530,18 @@ def test_noise_that_steps_damp_is_a_bound(damped: bool) -> None:
     model = replace(MODEL, name="m", privacy=dict(MODEL.privacy) | {"noise": noise})
     html = model_html(model, charges=None, evaluation=None, versions={})
     for text in (model_report.model_text(model), html):
-        assert ("standard deviation at most 0.25" in text) is damped
+        assert ("standard deviation at most 0.25, less where the losses" in text) is damped
+    assert ("~ marks what is within two of that bound" in model_report.model_text(model)) is damped
+
+
+@words_only
+def test_models_of_one_method_can_be_told_apart_by_their_settings() -> None:
+    options = {"lambda": 0.0125, "batch_size": 40, "update_clip": 0.5, "dual_noise": True, "rows": 9}
+    model = replace(MODEL, name="m", method="dp-scd", training={**MODEL.training, "options": options})
+    said = "lambda 0.0125, batch size 40, update clip 0.5, dual noise"
+    assert f"\nSettings    {said}\n" in model_report.model_text(model)
+    assert f"Settings{said}Features" in Reader(html(model)).text.replace("\n", "")
+    assert "Settings" not in model_report.model_text(replace(MODEL, name="m"))
 
 
 def test_text_says_what_is_within_the_noise() -> None:
@@ -578,11 +589,11 @@ def test_a_report_lists_coefficients_that_are_not_0() -> None:
     """And says how many are 0, and what is random of those that are not."""
     text = model_report.model_text(CHOSEN)
     lines = text[text.index("Coefficients") :].splitlines()
-    assert lines[0] == "Coefficients (those of 2 of 4 features are 0)"
+    assert lines[0].startswith("Coefficients (those of 2 of 4 features are 0); chance chose which are not 0")
     assert [line.split() for line in lines[1:]] == [["b", "-3.0000"], ["intercept", "+0.5000"]]
     words = words_of(html(CHOSEN, evaluation=None))
     assert "The coefficients of 2 features are 0." in words
-    assert "chance chose which coefficients are not 0" in words
+    assert "chance chose which are not 0, the likelier the more each helps, so that some may" in words
     assert "each clipped to [-1, 1]" in words
     assert model_report.model_record(CHOSEN)["weights"] == [[0.0, -3.0, 0.0, 0.5]]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,7 @@ def test_units_of_several_rows(database: str) -> None:
 
 
 def test_rows_that_memory_does_not_hold_are_refused_before_the_charge(
-    database: str, connection: psycopg.Connection
+    database: str, connection: psycopg.Connection, tmp_path: Path
 ) -> None:
     small = f"{database} options='-c dpml.work_mem=64kB'"
     crowd, training = people.spec(table="crowd"), TrainSpec("dp-scd")
@@ -291,6 +292,9 @@ def test_rows_that_memory_does_not_hold_are_refused_before_the_charge(
             run()
     with pytest.raises(SpecError, match=r"must be in memory, 1 MB, and dpml\.work_mem is 64kB"):
         pg_dpml.train(small, crowd, PRIVACY, TrainSpec("seq-dp-scd"), name="m")
+    listed = " ".join(dpml(small, "plan", str(spec_file(tmp_path, "crowd")), "--epsilon", "1").split())
+    for method, what in (("dp-scd", "need all rows"), ("seq-dp-scd", "the duals of all rows must be")):
+        assert re.search(rf" {method} - - [a-z ]*{what} in memory, 1 MB, and dpml\.work_mem is 64kB", listed)
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
 
 
@@ -344,6 +348,17 @@ def test_a_pass_that_misses_a_block_stores_no_model(
 # Everything that other methods have
 
 
+def spec_file(folder: Path, table: str) -> Path:
+    """A spec of a table of people."""
+    file = folder / f"{table}.toml"
+    file.write_text(
+        f'table = "{table}"\n[label]\ncolumn = "rich"\npositive = "yes"\nnegative = "no"\n'
+        "[columns.age]\nlower = 0\nupper = 100\n"
+        '[columns.town]\nlevels = ["Aix", "Bonn", "Cork"]\n'
+    )
+    return file
+
+
 def dpml(dsn: str, *arguments: str) -> str:
     result = CliRunner().invoke(app, [*arguments, "--dsn", dsn])
     assert result.exit_code == 0, result.output
@@ -374,19 +389,14 @@ def test_a_budget_is_charged_by_mu(
 
 
 def test_commands(database: str, connection: psycopg.Connection, tmp_path: Path) -> None:
-    spec = tmp_path / "people.toml"
-    spec.write_text(
-        'table = "people"\n[label]\ncolumn = "rich"\npositive = "yes"\nnegative = "no"\n'
-        "[columns.age]\nlower = 0\nupper = 100\n"
-        '[columns.town]\nlevels = ["Aix", "Bonn", "Cork"]\n'
-    )
+    spec = spec_file(tmp_path, "people")
     hinge = ("--method", "dp-scd", "--loss", "hinge", "--passes", "4")
     plan = json.loads(
         dpml(database, "plan", str(spec), "--epsilon", "1", *hinge, "--dual-noise", "--format", "json")
     )
     assert set(plan["noise"]["multipliers"]) == {"sum", "published"}
     text = " ".join(dpml(database, "plan", str(spec), "--epsilon", "1", *hinge).split())
-    assert "as published, on the sum and on the duals" in text
+    assert "on the sum and on the duals, as the publication adds it (dual_noise)" in text
     assert "seq-dp-scd" in text
     dpml(database, "train", str(spec), "--epsilon", "8", *hinge, "--name", "m")
     shown = json.loads(dpml(database, "show", "m", "--format", "json"))

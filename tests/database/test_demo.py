@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,3 +27,8 @@ def test_without_privacy_is_the_minimiser(database: str, connection: psycopg.Con
     assert (demo.PLAIN_MODEL, "lbfgs") in methods
     assert found.plain.n_rows == found.private.n_rows > 100
     assert "without privacy" in found.text
+    plan = found.run.plan
+    for pieces in (0, 4):
+        curved = replace(plan, problem=replace(plan.problem, pieces=pieces))
+        text = replace(found, run=replace(found.run, plan=curved)).text
+        assert ("a linear model, without the private one's curves" in text) is (pieces > 0)

@@ -120,6 +120,7 @@ def test_the_new_table_is_named_as_in_sql(
         ("nosuch.p", "^into: there is no schema nosuch$"),
         ('"sales dept".p', '^into: there is no schema "sales dept"; did you mean "Sales Dept"\\?$'),
         ("publik.p", r"^into: there is no schema publik; did you mean public\?$"),
+        ("noschema.p", "^into: there is no schema noschema$"),  # not information_schema
         ("fish", "table fish exists: choose another name"),
         ("FISH", "table FISH exists: choose another name"),
         ("fish_key", "table fish_key exists: choose another name"),

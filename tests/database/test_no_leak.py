@@ -351,7 +351,7 @@ RUNS: dict[str, tuple[DataSpec, PrivacySpec, TrainSpec]] = {
     "certified": (spec(), PRIVACY, TrainSpec(method="bolt-on", lambda_=0.1)),
     "certified, several classes": (spec("multiclass"), PRIVACY, TrainSpec(method="bolt-on", lambda_=0.1)),
     "objpert": (spec(), PRIVACY, TrainSpec(method="objpert")),
-    "objpert, pure": (spec("multiclass"), PURE, TrainSpec(method="objpert", lambda_=0.01)),
+    "objpert, pure": (spec("multiclass"), PURE, TrainSpec(method="objpert", lambda_=1.0)),
     "amp of units": (spec(**UNIT), PRIVACY, TrainSpec(method="amp")),
     "amp-hf": (spec("multiclass", sparse=True), PRIVACY, TrainSpec(method="amp-hf")),
     "dp-agd": (spec(sparse=True), PRIVACY, TrainSpec(method="dp-agd", passes=12)),

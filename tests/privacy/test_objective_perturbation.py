@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -318,7 +319,7 @@ def test_a_plan_pays_for_its_parts(
     """By the rules, written again: epsilon and delta of determinant, density and answer."""
     n, d, delta = 5000, 30, 1e-7
     problem = Problem(n, d, n_outputs, task, "id" if m > 1 else None, m)
-    for given in (None, 0.05):
+    for given in (None, 0.3):
         spec = TrainSpec(method=method, loss=loss, lambda_=given)
         plan = decide(problem, PrivacySpec(epsilon, delta, relation), spec)
         work, noise = parts(plan)
@@ -329,7 +330,7 @@ def test_a_plan_pays_for_its_parts(
         )
         regulariser = noise.convexity * n
         assert work.objective.lambda_ == noise.convexity
-        assert given is None or regulariser >= given * n
+        assert given is None or regulariser == pytest.approx(given * n, rel=1e-12)
         paid = m * rank * math.log1p(curvature / regulariser)
         assert 0.0 < paid <= 0.1 * epsilon * (1.0 + 1e-6)
         left = 0.99 * epsilon - paid
@@ -381,6 +382,36 @@ def test_bad_arguments_are_refused() -> None:
             decide(Problem(5, 1, 1, "binary"), PrivacySpec(1.0, 1e-6, relation), TrainSpec(method, clip=clip))
     with pytest.raises(SpecError, match="split must be"):
         TrainSpec(method="amp-hf", split="best")
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 1e-9])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_lambda_below_its_part_of_epsilon_is_refused_with_the_least(method: str, lambda_: float) -> None:
+    """What the refusal names is accepted, and taken as it is; without a lambda it is no more than that."""
+    problem, privacy = Problem(32_561, 105, 1, "binary"), PrivacySpec(1.0)
+    with pytest.raises(
+        GuaranteeError, match=f"lambda = {lambda_:g} is too small for method = {method} at"
+    ) as refused:
+        decide(problem, privacy, TrainSpec(method, lambda_=lambda_))
+    named = re.search(r"take lambda = (\S+) or more, or leave lambda out$", str(refused.value))
+    assert named is not None
+    least = float(named[1])
+    taken = decide(problem, privacy, TrainSpec(method, lambda_=least))
+    usual = decide(problem, privacy, TrainSpec(method))
+    assert taken.noise.convexity == pytest.approx(least, rel=1e-12)
+    assert least / 1.01 < usual.noise.convexity <= least
+    assert "lambda n is the least that 0.1 allows" in usual.reason
+    assert "least" not in taken.reason
+
+
+def test_a_plan_says_how_epsilon_is_divided() -> None:
+    spec = TrainSpec("amp", output_share=0.2, regulariser_share=0.25, lambda_=1.0)
+    plan = decide(Problem(10, 5, 1, "binary"), PrivacySpec(2.0, 1e-6), spec)
+    spent = math.log1p(0.25 / 10.0)
+    assert plan.reason == (
+        f"of epsilon 0.4 is for the noise on the minimiser, {spent:.3g} for lambda n = 10, and "
+        f"{1.6 - spent:.3g} for the linear term"
+    )
 
 
 def test_the_published_split_is_that_of_the_paper() -> None:
@@ -465,7 +496,9 @@ def test_answers_of_neighbours_stay_within_the_noise_on_them(
         m, units, d = int(rng.choice([1, 3])), int(rng.integers(2, 25)), int(rng.integers(1, 6))
         n, relation = m * units, Relation.REPLACE_ONE if rng.random() < 0.5 else Relation.ADD_REMOVE
         problem = Problem(units, d, n_outputs, task, "id" if m > 1 else None, m)
-        spec = TrainSpec(method=method, loss=loss, lambda_=float(10.0 ** rng.uniform(-3.0, 1.0)))
+        spec = TrainSpec(
+            method=method, loss=loss, lambda_=30.0 / units * float(10.0 ** rng.uniform(0.0, 2.0))
+        )
         plan = decide(problem, PrivacySpec(1.0, 1e-6, relation), spec)
         work, noise = parts(plan)
         x = rng.normal(size=(n, d))

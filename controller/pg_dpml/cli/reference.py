@@ -35,15 +35,25 @@ _ROWS = {
 
 _NOTATION = [
     ["n, m", "number of units, public; most rows of a unit that are used, 1 without a unit of privacy"],
-    ["b, q", "nominal number of units in a batch; probability that a unit is in one"],
+    [
+        "b, q",
+        "nominal number of units in a batch; probability that a unit is in one. In objective perturbation b "
+        "is the random linear term",
+    ],
     ["k, T", "passes over all rows; steps"],
     ["K", "number of classes"],
     ["L, beta", "most that the norm of a row's gradient, and of its Hessian, can be"],
     ["C", "bound that a row's gradient, its derivative or its update is clipped at"],
-    ["D", "most that one unit moves a sum"],
+    ["D", "most that one unit, all its rows together, moves a sum (in the rules: one row)"],
     ["lambda, Lambda", "weight of the regulariser: lambda of a mean of losses, Lambda = n lambda of a sum"],
     ["R", "radius of the ball that the weights are kept in"],
     ["sigma", "standard deviation of noise"],
+    [
+        "epsilon_1, epsilon_2, epsilon_3",
+        "parts of epsilon in objective perturbation: of the exact minimiser, of the noise on the answer, "
+        "and, within epsilon_1, of the linear term. The rest of epsilon_1 is for the regulariser",
+    ],
+    ["epsilon_0", "epsilon of one choice by the exponential mechanism"],
     ["mu, rho", "strength of a guarantee by Gaussian differential privacy, by zero-concentrated privacy"],
 ]
 """Letters that several cards share."""
@@ -98,7 +108,7 @@ def _guarantees_page() -> Iterator[str]:
             [
                 f"`{name}`",
                 "yes" if method.private else "no",
-                method.summary,
+                f"{method.summary}{'; for comparison' if method.comparison else ''}",
                 ", ".join(f"`{shown_name(one)}`" for one in method.options.declared()),
             ]
             for name, method in methods().items()

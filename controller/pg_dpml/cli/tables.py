@@ -40,7 +40,7 @@ def load(
         int, typer.Option(metavar="0|1", help="Index of the first feature in the file.")
     ] = 1,
 ) -> None:
-    """Make a table of a svmlight file: label, indices and values. A bad line is named, and nothing made."""
+    """Make a table of a svmlight file: id, label, indices, values. A bad line is named, and nothing made."""
     with progress_bar() as progress:
         loaded = load_svmlight(
             output.dsn, file, table, first_index=first_index, progress=progress, insecure=output.insecure

@@ -33,7 +33,7 @@ from pg_dpml.reports import comparison_report, evaluation_report, plan_report, p
 from pg_dpml.reports.html import comparison_html
 from pg_dpml.reports.words import filled_lines
 from pg_dpml.runs.compare import DEFAULT_EPSILONS, DEFAULT_SPLITS, default_methods
-from pg_dpml.runs.planning import alternatives, priced_at
+from pg_dpml.runs.planning import Alternative, alternatives, priced_at
 from pg_dpml.server.demo import adult_server, run_demo
 from pg_dpml.server.demo_data import ADULT_SPEC
 
@@ -59,17 +59,17 @@ def plan(
     """Show a run's guarantee, noise and passes. Reads only the number of rows; other methods are beside."""
     data = pg_dpml.DataSpec.from_toml(spec)
     decided = pg_dpml.plan(output.dsn, data, privacy, training, insecure=output.insecure)
-    others = () if privacy is None else alternatives(decided.problem, privacy)
+    others: tuple[Alternative, ...] = ()
     outlook = None
     if privacy is not None and decided.guarantee is not None and decided.noise is not None:
-        gaussian = None if decided.noise is None else decided.noise.releases()
         with output.session() as session:
-            table = resolve(session, data).table
+            source = resolve(session, data)
+            others = alternatives(decided.problem, privacy, lambda other: other.require_room(session, source))
             outlook = charging.outlook(
                 session,
-                table,
+                source.table,
                 decided.guarantee,
-                gaussian,
+                decided.noise.releases(),
                 dataset=data.dataset,
                 at_epsilon=partial(priced_at, decided.problem, privacy, training),
             )
@@ -290,7 +290,7 @@ def evaluate(
 def predict(
     model: ModelName,
     table: Table,
-    id: Annotated[str, typer.Option(help="Column that identifies a row.")],
+    id: Annotated[str, typer.Option(help="Column that identifies a row, with a value of its own in each.")],
     into: Annotated[str, typer.Option(help="Name of the new table.")],
     output: Output,
 ) -> None:

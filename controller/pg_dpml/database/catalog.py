@@ -156,7 +156,10 @@ def owner_of(session: Session, table: SourceTable) -> str:
 def offer_schema(session: Session, schema: str) -> str | None:
     """The end of a message about a schema that does not exist; None if it does exist."""
     known = [name for (name,) in session.fetch(sql.SQL("SELECT nspname FROM pg_catalog.pg_namespace"))]
-    return None if schema in known else names.did_you_mean(schema, known)
+    if schema in known:
+        return None
+    own = ("pg_", "information_schema")  # of the server: no table of a user is there
+    return names.did_you_mean(schema, [name for name in known if not name.startswith(own)])
 
 
 def _oid_of(session: Session, table: str, parts: Sequence[str]) -> int | None:

@@ -281,9 +281,10 @@ class Session:
             copy.set_types(types)
             copy.write_row(row)
 
-    def copy_lines(self, table: sql.Identifier, lines: Iterable[str]) -> None:
-        """Append rows by COPY, each a line of its text format with the line feed."""
-        command = sql.SQL("COPY {} FROM STDIN").format(table)
+    def copy_lines(self, table: sql.Identifier, columns: Sequence[str], lines: Iterable[str]) -> None:
+        """Append rows of some columns by COPY, each a line of its text format with the line feed."""
+        named = sql.SQL(", ").join(map(sql.Identifier, columns))
+        command = sql.SQL("COPY {} ({}) FROM STDIN").format(table, named)
         with encodable_text(), Cursor(self.driver) as cursor, cursor.copy(command) as copy:
             for line in lines:
                 copy.write(line)

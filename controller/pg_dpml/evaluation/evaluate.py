@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pg_dpml.blocks.distributed import distribute, distribution_column
 from pg_dpml.blocks.query import record_of
-from pg_dpml.database.catalog import look_up_table
+from pg_dpml.database.catalog import SourceTable, look_up_table
 from pg_dpml.database.database import Database
 from pg_dpml.database.new_tables import new_table
 from pg_dpml.database.session import sql
@@ -160,6 +160,16 @@ def evaluate(
         )
 
 
+def _id_column(table: SourceTable, name: str) -> str:
+    """The column of a table by this name; a refusal says how to number the rows of a table without one."""
+    try:
+        return table.column(name, "id")
+    except SpecError as error:
+        raise SpecError(
+            f"{error}; ALTER TABLE ... ADD id bigint GENERATED ALWAYS AS IDENTITY numbers the rows of a table"
+        ) from None
+
+
 def predict(
     database: str | sa.Engine, model: str, table: str, *, id_column: str, into: str, insecure: bool = False
 ) -> int:
@@ -178,7 +188,8 @@ def predict(
     table : str
         Table with the feature columns of the training table.
     id_column : str
-        Column that identifies a row.
+        Column that identifies a row: where two rows have the same value, nothing tells their predictions
+        apart.
     into : str
         Name of the new table, schema-qualified or not.
     insecure : bool
@@ -198,7 +209,7 @@ def predict(
         stored = models.load_model(session, model)
         found = look_up_table(session, table)
         require_columns(stored, found, [])
-        id_column = found.column(id_column, "id")
+        id_column = _id_column(found, id_column)
         if id_column in ("prediction", "value"):
             raise SpecError("id: the new table already has columns called prediction and value")
         target = new_table(session, into)

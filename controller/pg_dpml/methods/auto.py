@@ -107,8 +107,9 @@ def _choice(problem: Problem, privacy: PrivacySpec) -> tuple[str, str]:
         budget = _budget(problem, privacy)
         if budget >= needed:
             return SufficientStatistics.name, (
-                f"n mu = {budget:,.0f} is at least {STATISTICS_BUDGET:g} d^2 = {needed:,.0f}, enough for one "
-                "release of all second moments to beat noisy gradients"
+                f"n mu = {budget:,.0f} (rows times mu of the guarantee) is at least {STATISTICS_BUDGET:g} "
+                f"d^2 = {needed:,.0f} for d features, enough for one release of all second moments to beat "
+                "noisy gradients"
             )
     return WhitenedDpGd.name, (
         f"usually the most accurate for up to {most:,} features with so many rows, and in few passes"
@@ -122,7 +123,7 @@ def _curves(problem: Problem, privacy: PrivacySpec, options: AutoOptions) -> tup
         return 0, ""
     budget = _budget(problem, privacy)
     pieces = min(int(budget / (CURVE_BUDGET[problem.task] * columns * problem.n_outputs)), MOST_PIECES)
-    told = f"n mu = {budget:,.0f} and {columns} numeric columns"
+    told = f"n mu = {budget:,.0f} (rows times mu of the guarantee) and {columns} numeric columns"
     if pieces < FEWEST_PIECES:
         return 0, f"no curves, which {told} do not pay for"
     if problem.curved(pieces).n_features > composed.MAX_WHITENED_FEATURES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -125,10 +125,13 @@ class Noiseless(Baseline[NoiselessOptions]):
         tolerance = LOSS_TOLERANCE if options.tolerance is None else options.tolerance
         if options.average in ("all", "tail") and tolerance > 0.0:
             raise SpecError("average needs a number of passes that is known beforehand: give tolerance = 0")
+        schedule = options.schedule or "inverse_sqrt"
+        shared_options.refuse_unused_step_options(options, schedule)
+        shared_options.refuse_unused_tail(options.tail, options.average or "none")
         sgd = make_sgd(
             problem,
             loss=choose_loss(problem, options, {}, options.clip),
-            schedule=options.schedule or "inverse_sqrt",
+            schedule=schedule,
             step_size=options.step_size or FIRST_STEP,
             batch_size=options.batch_size or DEFAULT_BATCH_SIZE,
             passes=options.passes or MOST_PASSES,
@@ -139,6 +142,7 @@ class Noiseless(Baseline[NoiselessOptions]):
             tail=options.tail,
             fresh_order=options.fresh_order,
         )
+        sgd = replace(sgd, may_stop=tolerance > 0.0)
         return NoiselessPlan(self.name, problem, sgd, None, None, tolerance=tolerance)
 
 

@@ -30,6 +30,7 @@ from pg_dpml.privacy.choice import NoiseChoice, choose_noise
 from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training import shared_options
 from pg_dpml.training.certified import Certified, Objective, make_certified
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import choose_loss
@@ -266,6 +267,8 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, options: BoltOnOptions, lo
     Source: privacy/README.md, "Passes are fixed beforehand".
     """
     steps = _default_steps(problem, privacy, options, loss)
+    shared_options.refuse_unused_step_options(options, steps.schedule)
+    shared_options.refuse_unused_tail(options.tail, options.average or "none")
     sgd = make_sgd(
         problem,
         loss=loss,

@@ -25,7 +25,7 @@ from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
-from pg_dpml.methods.noisy_steps import refuse_unused_tail, require_batch_size, sampling_of
+from pg_dpml.methods.noisy_steps import require_batch_size, sampling_of
 from pg_dpml.privacy.noise import composed, coordinates
 from pg_dpml.privacy.noise.coordinates import DualNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -129,7 +129,7 @@ class DpScdOptions(NoisyScdOptions):
 
     dual_noise: bool = option(
         Flag(),
-        "The noise as published, on the duals too, and sqrt 2 times as much; to compare.",
+        "Noise on the duals too, as in the publication, and sqrt 2 times as much; the guarantee is the same.",
         default=False,
     )
 
@@ -172,19 +172,22 @@ class DpScd(PrivateMethod[DpScdOptions]):
     losses = LOSSES
     cards = (
         Card(
-            theorem="Every unit has its duals to itself: they are never released, and what a unit adds to v "
-            'in a step is bounded whatever they are ("Coordinate descent"; Damaskinos et al. 2021). So T '
-            'steps over Poisson batches are T subsampled Gaussian steps ("Subsampled Gaussian noise").',
-            sensitivity="m C for v, C = `update_clip`, when a unit that is in the batch comes or goes. With "
-            "`dual_noise` sqrt(m^2 + m) C for duals and v as one vector.",
-            checked="As dp-sgd; lambda > 0; all rows fit into `dpml.work_mem`, however long they are.",
+            theorem="Every unit has its duals to itself: they are never released, and what a unit adds to "
+            'v, the sum of all rows times their duals, in a step is bounded whatever they are ("Coordinate '
+            'descent"; Damaskinos et al. 2021). So T steps over Poisson batches are T subsampled Gaussian '
+            'steps ("Subsampled Gaussian noise").',
+            sensitivity="A unit adds at most m C to v, C = `update_clip`, in a step whose batch it is in: "
+            "D = 2 m C (`replace_one`) or m C. With `dual_noise` sqrt(m^2 + m) in place of m, for duals and "
+            "v as one vector; the guarantee is the same.",
+            checked="As dp-sgd; lambda > 0; all rows fit into `dpml.work_mem`, each "
+            "counted as if all its features were set, since the real length is private.",
             charged="(epsilon, delta).",
             post_processing="The model v/(lambda n).",
             corrected="(1) The published account takes amplification by sampling for duals whose noise "
             "shows which rows were in the batch, and for batches that are cut from a shuffled pass. Here "
             "batches are Poisson and duals are internal. (2) So noise goes to v alone, without the sqrt 2. "
-            "(3) L in the update is the nominal batch size, never the realised one. (4) Constraints of the "
-            "dual are kept before the update is scaled, not after the noise.",
+            "(3) The batch size in the update is the nominal b, never the realised one. (4) Constraints of "
+            "the dual are kept before the update is scaled, not after the noise.",
         ),
     )
     options = DpScdOptions
@@ -237,6 +240,7 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
     """Updates that see each other in shuffled batches, with noise on the duals and on their sum."""
 
     name = "seq-dp-scd"
+    comparison = True
     summary = "dual coordinate descent whose updates see each other, with noise on duals and sum"
     losses = LOSSES
     cards = (
@@ -244,14 +248,14 @@ class SeqDpScd(PrivateMethod[NoisyScdOptions]):
             theorem="Updates of a batch see each other, so a row moves the duals of others: noise goes to "
             'the duals of the batch and to v ("Batches whose updates see each other"; Damaskinos et al. '
             "2021, Algorithm 3). A unit is in one batch of each shuffled pass, so k passes are k releases.",
-            sensitivity="S = 2 C sqrt(R (R + 1)), R = m L the rows of a batch, under both relations, for "
+            sensitivity="S = 2 C sqrt(r (r + 1)), r = m b the rows of a batch, under both relations, for "
             "both vectors together. sigma = sqrt(k) S/mu(epsilon, delta), exactly.",
             checked="delta > 0 and large enough for the sampler; rounding of a sum below a hundredth of S; "
             "lambda > 0.",
             charged="(epsilon, delta).",
             post_processing="The model v/(lambda n).",
             corrected="(1) Batches are disjoint and there is no amplification by sampling: the published "
-            "code shuffles and accounts as if it sampled. (2) R counts all rows of a batch of units. Noise "
+            "code shuffles and accounts as if it sampled. (2) r counts all rows of a batch of units. Noise "
             "is far larger than that of dp-scd: the method is here to compare.",
         ),
     )
@@ -311,7 +315,7 @@ def _passes_and_batch_size(n_units: int, kappa: float, reach: float, passes: int
 def _average_from(options: NoisyScdOptions, passes: int) -> int:
     """First pass whose v enters the average; 0 releases the last."""
     average = options.average or "tail"
-    refuse_unused_tail(options.tail, average)
+    shared_options.refuse_unused_tail(options.tail, average)
     return average_start(average, options.tail or TAIL, passes)
 
 

@@ -204,6 +204,7 @@ class DpAgd(PrivateMethod[DpAgdOptions]):
     """Gradient descent with an adaptive budget for each step."""
 
     name = "dp-agd"
+    comparison = True
     summary = "gradient descent whose noisy releases decide each step's length and share of the guarantee"
     cards = (
         Card(

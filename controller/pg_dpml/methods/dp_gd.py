@@ -282,6 +282,8 @@ def widening(problem: Problem, privacy: PrivacySpec, options: ClippedOptions, mu
 
 def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) -> DescentPlan:
     delta = privacy.delta_for(problem.n_units)
+    average = options.average or "tail"
+    shared_options.refuse_unused_tail(options.tail, average)
     steps = options.passes or STEPS
     momentum = MOMENTUM if options.momentum is None else options.momentum
     mu = composed.run_mu(privacy.epsilon, delta, steps * problem.n_weights)
@@ -320,7 +322,7 @@ def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) ->
         momentum=momentum,
         most_momentum=momentum,
         tau=tau,
-        average_from=average_start(options.average or "tail", options.tail or TAIL, steps),
+        average_from=average_start(average, options.tail or TAIL, steps),
         max_rows_per_unit=problem.max_rows_per_unit,
         whitening=None,
     )

@@ -38,6 +38,11 @@ RADIUS = 32.0
 MOST_STEPS = 200
 STEPS_OF_BUDGET = 0.25
 
+WARN_NOISE = 0.2
+"""Noise of a choice, as a share of what the sum of a feature of 1 in all rows could be, above which choices
+are chance. It is 0.23 on 1,000 documents with 47,236 features at epsilon 3, where nothing is learnt, and 0.12
+on Adult at 0.1, where something is."""
+
 
 @dataclass(frozen=True)
 class L1Descent:
@@ -128,8 +133,9 @@ class FrankWolfe(PrivateMethod[FrankWolfeOptions]):
         Card(
             theorem="T choices by the exponential mechanism, each of bounded range epsilon_0 "
             '("Frank-Wolfe"; Talwar, Thakurta & Zhang 2014; Cesar & Rogers 2021).',
-            sensitivity="A row adds at most L to the sum of each coefficient's gradients, with either sign: "
-            "the difference of two candidates moves by 2 m L (`add_remove`) or 4 m L (`replace_one`).",
+            sensitivity="A row adds at most g to the sum of each coefficient's gradients, with either sign "
+            "(g = 1 for softmax, else the clip): the difference of two candidates moves by Delta = 4 m g "
+            "(`replace_one`) or 2 m g (`add_remove`).",
             checked="Every feature is clipped to [-1, 1], on both sides, in float32 as it is stored. No "
             "condition on delta, which may be 0.",
             charged="(epsilon, delta); of a `zcdp` budget T epsilon_0^2/8.",
@@ -160,9 +166,24 @@ class FrankWolfe(PrivateMethod[FrankWolfeOptions]):
         steps = options.passes or _steps(problem, privacy, spread, radius)
         noise = choices.calibrate(spread, steps, 2 * problem.n_weights, privacy.epsilon, delta)
         descent = L1Descent(loss, radius, steps)
-        warnings = tuple(privacy_warnings(problem, privacy, delta))
+        warnings = tuple(privacy_warnings(problem, privacy, delta) + _warnings(problem, loss, noise))
         guarantee = problem.guarantee(privacy, delta)
         return FrankWolfePlan(self.name, problem, descent, guarantee, noise, warnings)
+
+
+def _warnings(problem: Problem, loss: Loss, noise: ChoiceNoise) -> list[str]:
+    """That choices are mostly noise, the largest of which is about its scale times ln(candidates)."""
+    most = problem.n_units * problem.max_rows_per_unit * coordinate_bound(loss)
+    if problem.n_units == 0:
+        return []
+    share = noise.spread / noise.choice_epsilon * math.log(noise.candidates) / most
+    if share < WARN_NOISE:
+        return []
+    return [
+        f"the noise of a choice is {share:.0%} of the largest sum that a feature could have, so that chance "
+        "chooses most coefficients: expect a model that is mostly noise; it takes more rows, fewer features "
+        "or a larger epsilon"
+    ]
 
 
 def coordinate_bound(loss: Loss) -> float:

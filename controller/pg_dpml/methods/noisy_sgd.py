@@ -27,8 +27,6 @@ from pg_dpml.methods.noisy_steps import (
     least_noise,
     plan_of,
     poisson_noise,
-    refuse_unused_step_size,
-    refuse_unused_tail,
     require_batch_size,
     require_sampling,
     require_schedule,
@@ -108,6 +106,7 @@ class Scs13(PrivateMethod[Scs13Options]):
     """Noise on the gradients of shuffled batches (Song, Chaudhuri & Sarwate 2013)."""
 
     name = "scs13"
+    comparison = True
     summary = "SGD with noise on every batch of shuffled passes"
     cards = (
         Card(
@@ -144,6 +143,7 @@ class Bst14(PrivateMethod[Bst14Options]):
     """Noise on the gradients of Poisson batches, with the steps of its publication."""
 
     name = "bst14"
+    comparison = True
     summary = "SGD with noise on Poisson batches, by the steps of its publication"
     cards = (
         Card(
@@ -215,8 +215,8 @@ def _plan_scs13(problem: Problem, privacy: PrivacySpec, options: Scs13Options) -
     schedule = options.schedule or ("strongly_convex" if lambda_ > 0.0 else "inverse_sqrt")
     require_schedule(Scs13.name, options.schedule)
     require_sampling(Scs13.name, options.sampling, "shuffled")
-    refuse_unused_tail(options.tail, options.average or "none")
-    refuse_unused_step_size(options.step_size, schedule)
+    shared_options.refuse_unused_tail(options.tail, options.average or "none")
+    shared_options.refuse_unused_step_options(options, schedule)
     clipped = clipped_loss(problem, options, CLIP)
     batch_size, passes = options.batch_size or BATCH_SIZE, options.passes or PASSES
     sgd = make_sgd(
@@ -263,7 +263,7 @@ def _plan_bst14(problem: Problem, privacy: PrivacySpec, options: Bst14Options) -
 
     Source: privacy/README.md, "BST14".
     """
-    refuse_unused_tail(options.tail, options.average or "none")
+    shared_options.refuse_unused_tail(options.tail, options.average or "none")
     require_batch_size(problem, options.batch_size)
     clipped = clipped_loss(problem, options, CLIP)
     batch_size, passes = options.batch_size or BATCH_SIZE, options.passes or PASSES
@@ -303,8 +303,8 @@ def _plan_dp_sgd(problem: Problem, privacy: PrivacySpec, options: DpSgdOptions) 
     schedule, average = options.schedule or "constant", options.average or "tail"
     require_schedule(DpSgd.name, options.schedule)
     require_sampling(DpSgd.name, options.sampling, "poisson")
-    refuse_unused_tail(options.tail, average)
-    refuse_unused_step_size(options.step_size, schedule)
+    shared_options.refuse_unused_tail(options.tail, average)
+    shared_options.refuse_unused_step_options(options, schedule)
     require_batch_size(problem, options.batch_size)
     clipped = clipped_at_zero(problem, options)
     n_units = max(problem.n_units, 1)

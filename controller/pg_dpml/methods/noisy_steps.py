@@ -26,8 +26,6 @@ __all__ = [
     "least_noise",
     "plan_of",
     "poisson_noise",
-    "refuse_unused_step_size",
-    "refuse_unused_tail",
     "require_batch_size",
     "require_sampling",
     "require_schedule",
@@ -88,23 +86,6 @@ def require_batch_size(problem: Problem, batch_size: int | None) -> None:
         raise SpecError(
             f"batch_size must be at most the number of {'units' if problem.unit else 'rows'}, "
             f"{problem.n_units:,}, not {batch_size:,}"
-        )
-
-
-def refuse_unused_tail(tail: float | None, average: str) -> None:
-    """Refuse a tail that the average does not use: it would change nothing."""
-    if tail is not None and average != "tail":
-        raise SpecError(
-            f"tail belongs to average = tail, not to {average}: leave tail out, or give average = tail"
-        )
-
-
-def refuse_unused_step_size(step_size: float | None, schedule: str) -> None:
-    """Refuse a step size that the schedule does not use: it would change nothing."""
-    if step_size is not None and schedule == "strongly_convex":
-        raise SpecError(
-            "step_size belongs to schedule constant or inverse_sqrt: steps of strongly_convex are "
-            "1/(lambda t); leave step_size out, or give schedule"
         )
 
 

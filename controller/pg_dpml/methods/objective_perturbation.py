@@ -20,6 +20,7 @@ from pg_dpml.privacy.noise import objective, output
 from pg_dpml.privacy.noise.objective import ObjectiveNoise
 from pg_dpml.privacy.noise.output import no_release
 from pg_dpml.spec.privacy import PrivacySpec
+from pg_dpml.training import shared_options
 from pg_dpml.training.certified import Certified, Objective, certify
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import choose_loss
@@ -28,7 +29,7 @@ from pg_dpml.training.options import Choice, Real, option
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.shared_options import RegularisedOptions
 
-__all__ = ["Amp", "AmpHf", "AmpHfOptions", "AmpOptions", "ObjPert", "ObjectivePlan"]
+__all__ = ["Amp", "AmpHf", "AmpHfOptions", "AmpOptions", "ObjPert", "ObjPertOptions", "ObjectivePlan"]
 
 DEFAULT_CLIP = {"logistic": 0.5}
 """Of objpert and amp: the gradient of the zero model, at half the noise of the whole logistic loss."""
@@ -46,7 +47,7 @@ ANSWER_NOISE = 0.1
 """Noise on the answer, in the score of a row, above which lambda is raised: with a larger one float64 can
 certify a smaller gradient. Logits of a good model are a few units."""
 
-O = TypeVar("O", bound=RegularisedOptions)  # noqa: E741
+O = TypeVar("O", bound="ObjPertOptions")  # noqa: E741
 
 
 @dataclass(frozen=True)
@@ -95,17 +96,23 @@ def _plan(
             f"method = {method.name} is for a label of classes, not for a number to predict: leave method out"
         )
     loss = choose_loss(problem, options, clips, options.clip)
-    terms = row_terms(loss)
-    needed = least_regulariser(terms, problem.max_rows_per_unit, split.regulariser * privacy.epsilon)
-    given = (options.lambda_ or 0.0) * max(problem.n_units, 1)
-    fixed = given >= needed
-    regulariser, reason = max(given, needed), ""
+    terms, m = row_terms(loss), problem.max_rows_per_unit
+    n_units = max(problem.n_units, 1)
+    needed = least_regulariser(terms, m, split.regulariser * privacy.epsilon)
+    fixed = options.lambda_ is not None
+    regulariser = needed if options.lambda_ is None else options.lambda_ * n_units
+    if regulariser < needed:
+        # with room for the rounding of the product
+        least = resolution.rounded_up(needed / n_units * (1.0 + 1e-9))
+        raise GuaranteeError(
+            f"lambda = {options.lambda_:g} is too small for method = {method.name} at epsilon = "
+            f"{privacy.epsilon:g}: take lambda = {least:g} or more, or leave lambda out"
+        )
     if regulariser == 0.0:
         raise GuaranteeError(
             f"method = {method.name} at epsilon = {privacy.epsilon:g} needs lambda > 0: give lambda"
         )
-    if not fixed:
-        reason = f"lambda n = {regulariser:.3g} is what its part of epsilon asks for"
+    why = "" if fixed else f"; lambda n is the least that {split.regulariser * privacy.epsilon:.3g} allows"
     while True:
         try:
             work, noise = _measure(problem, privacy, split, loss, regulariser, gamma)
@@ -118,9 +125,9 @@ def _plan(
             if enough or fixed or regulariser >= problem.n_units:
                 break
         regulariser *= 2.0
-        reason = (
-            f"lambda n = {regulariser:.3g} lets float64 certify so small a gradient over so many rows that "
-            "the noise on the minimiser is small"
+        why = (
+            "; with a smaller lambda n float64 certifies no gradient so small over so many rows that the "
+            "noise on the minimiser is small"
         )
     delta = privacy.delta_for(problem.n_units)
     reported = delta if delta > 0.0 else resolution.sampler_delta(2 * problem.n_weights)
@@ -132,7 +139,17 @@ def _plan(
             "lambda"
         )
     guarantee = problem.guarantee(privacy, reported)
-    return ObjectivePlan(method.name, problem, work, guarantee, noise, tuple(warnings), reason)
+    reason = _shares_text(privacy.epsilon, split, determinant_epsilon(terms, m, regulariser), regulariser)
+    return ObjectivePlan(method.name, problem, work, guarantee, noise, tuple(warnings), reason + why)
+
+
+def _shares_text(epsilon: float, split: _Split, determinant: float, regulariser: float) -> str:
+    """How epsilon is divided, in words."""
+    answer = split.output * epsilon
+    return (
+        f"of epsilon {answer:.3g} is for the noise on the minimiser, {determinant:.3g} for lambda n = "
+        f"{regulariser:.3g}, and {epsilon - answer - determinant:.3g} for the linear term"
+    )
 
 
 def _measure(
@@ -180,11 +197,13 @@ THEOREM = (
     '("Objective perturbation"). '
 )
 SENSITIVITY = (
-    "m D/n for the gradient; the delta of Gaussian b is a sum over the vertices of the set of shifts; "
-    "2 gamma n/Lambda for two answers with one minimiser."
+    "D/n for the gradient, D = 2 m L (`replace_one`) or m L. What a unit shifts b by depends on b, so the "
+    "delta of Gaussian b is bounded for all shifts together: a sum over the corners of the set that they lie "
+    "in. 2 gamma n/Lambda for two answers with one minimiser."
 )
 CHECKED = (
-    "Losses of classes only; Lambda at least what its part of epsilon asks for; gamma above what rounding "
+    "Losses of classes only; a given lambda at least what its part of epsilon asks for, and rejected below "
+    "it; without one Lambda is that least, or larger where float64 needs it. gamma above what rounding "
     "allows, by public numbers; the grids of b and of the answer against the sampler."
 )
 CHARGED = (
@@ -202,8 +221,15 @@ CORRECTED = (
 )
 
 
+@dataclass(frozen=True)
+class ObjPertOptions(RegularisedOptions):
+    """Options of objpert."""
+
+    lambda_: float | None = shared_options.lambda_("the least that epsilon allows")
+
+
 @register
-class ObjPert(PrivateMethod[RegularisedOptions]):
+class ObjPert(PrivateMethod[ObjPertOptions]):
     """Objective perturbation to the certified minimum."""
 
     name = "objpert"
@@ -217,10 +243,10 @@ class ObjPert(PrivateMethod[RegularisedOptions]):
             corrected=CORRECTED + " (7) The published release is the exact minimum, which no computer has.",
         ),
     )
-    options = RegularisedOptions
-    examples = (Example(), Example(options={"loss": "huber_svm", "lambda_": 0.1}), Example("multiclass"))
+    options = ObjPertOptions
+    examples = (Example(), Example(options={"loss": "huber_svm", "lambda_": 100.0}), Example("multiclass"))
 
-    def plan(self, problem: Problem, privacy: PrivacySpec, options: RegularisedOptions) -> ObjectivePlan:
+    def plan(self, problem: Problem, privacy: PrivacySpec, options: ObjPertOptions) -> ObjectivePlan:
         """The smallest gradient norm; a hundredth of the guarantee is for the noise on the answer."""
         return _plan(
             self, problem, privacy, options, _Split(OUTPUT_SHARE, REGULARISER_SHARE), DEFAULT_CLIP, 0.0
@@ -228,7 +254,7 @@ class ObjPert(PrivateMethod[RegularisedOptions]):
 
 
 @dataclass(frozen=True)
-class AmpOptions(RegularisedOptions):
+class AmpOptions(ObjPertOptions):
     """Options of amp."""
 
     output_share: float = option(
@@ -246,6 +272,7 @@ class Amp(PrivateMethod[AmpOptions]):
     """Approximate minima perturbation."""
 
     name = "amp"
+    comparison = True
     summary = "approximate minima perturbation: objpert to a gradient of norm 1/n^2"
     cards = (
         Card(
@@ -269,7 +296,7 @@ class Amp(PrivateMethod[AmpOptions]):
 
 
 @dataclass(frozen=True)
-class AmpHfOptions(RegularisedOptions):
+class AmpHfOptions(ObjPertOptions):
     """Options of amp-hf."""
 
     split: str = option(
@@ -284,7 +311,8 @@ class AmpHf(PrivateMethod[AmpHfOptions]):
     """AMP without anything to choose."""
 
     name = "amp-hf"
-    summary = "amp with all shares fixed beforehand"
+    comparison = True
+    summary = "amp with all shares of epsilon fixed beforehand"
     cards = (
         Card(
             theorem=THEOREM

@@ -34,6 +34,7 @@ class OutputPerturbation(PrivateMethod[OutputPerturbationOptions]):
     """Gradient descent, then one noise."""
 
     name = "output-perturbation"
+    comparison = True
     summary = "gradient descent on all rows without noise, then one noise on the finished model"
     cards = (
         Card(

@@ -47,7 +47,7 @@ class PrimalDescent:
     lambda_ : float
         L2 regulariser, >= 0.
     coordinates : int
-        L, of a step.
+        c, of a step.
     steps : int
         T; each reads all rows.
     update_clip : float
@@ -152,18 +152,20 @@ class PrimalDpScd(PrivateMethod[PrimalOptions]):
     """Coordinate descent on the model, with noise on the coordinates of every step."""
 
     name = "primal-dp-scd"
+    comparison = True
     summary = "coordinate descent on the model, with noise on the coordinates of every step"
     losses = LOSSES
     cards = (
         Card(
             theorem='T Gaussian releases, exact composition ("Coordinates of the model"; Damaskinos et al. '
             "2021, Algorithm 2).",
-            sensitivity="S = 2 C sqrt(L) for the L coordinates of a step, C = `update_clip`, under both "
+            sensitivity="S = 2 C sqrt(c) for the c coordinates of a step, C = `update_clip`, under both "
             "relations, however many rows there are.",
             checked="delta > 0 and large enough for the sampler.",
             charged="(epsilon, delta).",
             corrected="The scores of rows are functions of the row and of the released model, and are not "
-            "released: S lacks the published factor sqrt(L + 1), and no row's score gets noise. The bound "
+            "released. So no row's score gets noise, and S has no factor sqrt(c + 1), which the publication "
+            "needs for that noise. The bound "
             "does not fall with the number of rows, so noise is far larger than that of dp-gd: the method is "
             "here to compare.",
         ),

@@ -149,7 +149,8 @@ class PrivGene(PrivateMethod[PrivGeneOptions]):
     """A genetic algorithm."""
 
     name = "priv-gene"
-    summary = "a genetic algorithm whose parents are chosen by noisy losses, for comparison"
+    comparison = True
+    summary = "a genetic algorithm whose parents are chosen by noisy losses"
     cards = (
         Card(
             theorem="2 G - 1 choices by the exponential mechanism in G generations, each of bounded range "

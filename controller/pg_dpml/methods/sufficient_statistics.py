@@ -65,7 +65,8 @@ class Statistics:
             ("Passes", "1 over all rows"),
             (
                 "Solution",
-                f"of (X'X/n + {self.ridge:.3g}) w = X'y/n on the noisy sums; the ridge follows the noise",
+                f"ridge regression on the noisy sums, with {self.ridge:.3g} added to the mean square of "
+                "every feature; this ridge follows the noise",
             ),
         )
 

@@ -168,7 +168,8 @@ def delta_left(delta: float, n_numbers: int) -> float:
     if delta < 2.0 * taken:
         raise GuaranteeError(
             f"delta = {delta:.3g} is below {2.0 * taken:.3g}, what the precision of the noise allows for "
-            f"{n_numbers:,} noisy numbers: take a larger delta, or delta = 0 with method = bolt-on"
+            f"{n_numbers:,} noisy {'number' if n_numbers == 1 else 'numbers'}: take a larger delta, or delta "
+            "= 0 with method = bolt-on"
         )
     return delta - taken
 

@@ -29,6 +29,7 @@ __all__ = [
     "require_resolved",
     "require_sensitivity",
     "require_share",
+    "rounded_up",
     "sampler_delta",
     "sampler_epsilon",
     "sampler_knorm_epsilon",
@@ -397,7 +398,7 @@ def with_least_epsilon(attempt: Callable[[float], Planned], epsilon: float) -> P
     while least > 1.01 * low:
         middle = math.sqrt(low * least)
         low, least = (low, middle) if possible(middle) else (middle, least)
-    least = next(rounded for rounded in (_rounded_up(least), least) if possible(rounded))
+    least = next(rounded for rounded in (rounded_up(least), least) if possible(rounded))
     refusal = ResolutionError(
         f"epsilon = {epsilon:g} is too small for the precision of this run's noise: take epsilon = "
         f"{least:.12g} or more ({reason})"
@@ -406,7 +407,7 @@ def with_least_epsilon(attempt: Callable[[float], Planned], epsilon: float) -> P
     raise refusal from None
 
 
-def _rounded_up(value: float) -> float:
-    """To three digits."""
+def rounded_up(value: float) -> float:
+    """The least number of three digits that is not below a value > 0."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return float(f"{math.ceil(value / unit) * unit:.3g}")

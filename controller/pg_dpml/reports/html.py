@@ -23,15 +23,17 @@ from pg_dpml.reports.comparison_report import (
 )
 from pg_dpml.reports.effects import MOST_LEVELS, drawn_effects, output_names
 from pg_dpml.reports.model_report import (
+    CHANCE,
     SPENDING_HEAD,
     Coefficient,
     coefficients,
+    damping_words,
     noise_bound,
     spending_rows,
     spending_text,
 )
 from pg_dpml.reports.page import escape, is_long
-from pg_dpml.reports.words import NOT_PRIVATE, guarantee_of, passes_text, size_text
+from pg_dpml.reports.words import NOT_PRIVATE, guarantee_of, passes_text, settings_text, size_text
 from pg_dpml.runs.compare import Comparison
 
 __all__ = ["comparison_html", "model_html"]
@@ -271,18 +273,15 @@ def _direction_words(model: Model) -> str:
 
 def _noise_words(model: Model, one: Coefficient, *, by_feature: bool) -> str:
     if one.noise is None and model.private:
-        return (
-            "What the guarantee costs: chance chose which coefficients are not 0, the likelier the more each "
-            "helps. The coefficients themselves carry no noise."
-        )
+        return f"What the guarantee costs: {CHANCE}. The coefficients themselves carry no noise."
     if one.noise is None:
         return "The coefficients carry no noise."
     size = f"{noise_bound(model)}the standard deviation in the last column"
     if not by_feature:
         size = f"standard deviation {noise_bound(model)}{one.noise:.3g}"
     return (
-        f"What the guarantee costs: noise of {size} moves every coefficient at random. A coefficient smaller "
-        "than twice that may be noise alone."
+        f"What the guarantee costs: noise of {size}{damping_words(model)}. It moves every coefficient at "
+        "random. A coefficient smaller than twice that may be noise alone."
     )
 
 
@@ -354,7 +353,8 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
         ("Trained on", f"{training.get('table_name')}, {size}"),
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
-        ("Features", f"{model.n_features}, {bounds}"),
+        *((("Settings", settings),) if (settings := settings_text(training)) else ()),
+        ("Features", f"{model.n_features:,}, {bounds}"),
         ("Stored", f"{model.created_at:%Y-%m-%d %H:%M %Z} by {model.owner}" if model.created_at else ""),
         ("Charge", "none" if model.charge is None else f"entry {model.charge} of dpml.ledger"),
         *((f"{name}, when trained", str(value)) for name, value in training.get("versions", {}).items()),

@@ -20,15 +20,18 @@ from pg_dpml.reports.words import (
     guarantee_of,
     guarantee_text,
     passes_text,
+    settings_text,
     size_text,
     stored_text,
 )
 from pg_dpml.runs.candidates import setting_text
 
 __all__ = [
+    "CHANCE",
     "SPENDING_HEAD",
     "Coefficient",
     "coefficients",
+    "damping_words",
     "grants_text",
     "model_record",
     "model_text",
@@ -38,6 +41,9 @@ __all__ = [
     "spending_rows",
     "spending_text",
 ]
+
+CHANCE = "chance chose which are not 0, the likelier the more each helps, so that some may help nothing"
+"""What is said of a private model whose coefficients carry no noise."""
 
 SPENDING_HEAD = ("Step", "Length", "Gradient", "Choice", "Left")
 
@@ -69,6 +75,11 @@ def _noise(model: Model) -> Sequence[float | None]:
 def noise_bound(model: Model) -> str:
     """Words before a noise's size: "at most " where later steps damp the noise, which makes it a bound."""
     return "at most " if (model.privacy.get("noise") or {}).get("damped") else ""
+
+
+def damping_words(model: Model) -> str:
+    """Words after a noise's size, where it is a bound: how it can be less."""
+    return ", less where the losses' curvature damps it" if noise_bound(model) else ""
 
 
 def coefficients(model: Model) -> list[Coefficient]:
@@ -119,6 +130,7 @@ def model_text(model: Model) -> str:
         f"Model       {shown(model.name)}: {model.task}, loss {model.loss}, method {model.method}",
         f"Trained on  {visible(str(training.get('table_name')))}, {_size_text(model)}, "
         + passes_text(training.get("passes")),
+        *([f"Settings    {settings}"] if (settings := settings_text(training)) else []),
         f"Stored      {stored_text(model)} by {shown(model.owner or '')}"
         + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
         f"Guarantee   {guarantee_text(guarantee_of(model))}",
@@ -175,7 +187,8 @@ def spending_text(model: Model) -> str:
     rho = float(model.privacy["noise"]["rho"])
     return (
         f"of rho = {rho:.4g}, choice by choice: length 0 is no step, but a better gradient. All of it was "
-        "released under the guarantee, and the whole guarantee was charged"
+        "released under the guarantee, and the whole guarantee was charged. The run ended when what was left "
+        "could not pay for the next gradient and choice"
     )
 
 
@@ -201,16 +214,20 @@ def _coefficient_lines(model: Model) -> list[str]:
     if not found:
         return lines
     by_feature = found[0].noise is not None and model.whitening is not None
+    damped = bool(noise_bound(model))
     if by_feature:
-        bound = "a bound on " if noise_bound(model) else ""
+        bound = "a bound on " if damped else ""
         lines[0] += (
-            f" and {bound}the standard deviation of the noise in each; ~ marks what is within two of it"
+            f" and {bound}the standard deviation of the noise in each{damping_words(model)}; ~ marks what is "
+            f"within two of {'that bound' if damped else 'it'}"
         )
     elif found[0].noise is not None:
         lines[0] += (
-            f"; the noise in each has standard deviation {noise_bound(model)}{found[0].noise:.3g}, "
-            "and ~ marks what is within two of it"
+            f"; the noise in each has standard deviation {noise_bound(model)}{found[0].noise:.3g}"
+            f"{damping_words(model)}, and ~ marks what is within two of {'that bound' if damped else 'it'}"
         )
+    elif model.private:
+        lines[0] += f"; {CHANCE}"
     width = max(len(visible(one.name)) for one in largest)
     for name, weights, noise in largest:
         k = max(range(len(weights)), key=lambda i: abs(weights[i]))

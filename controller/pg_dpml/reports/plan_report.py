@@ -13,6 +13,7 @@ from pg_dpml.names import shown
 from pg_dpml.privacy.meaning import posterior
 from pg_dpml.reports.words import aligned_lines, filled_lines, neighbours_text, promise_lines, size_text
 from pg_dpml.runs.planning import Alternative
+from pg_dpml.training.method import methods
 from pg_dpml.training.plan import Plan
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "plan_record",
     "plan_text",
 ]
+
+_COMPARISON = "for comparison with publications"
 
 
 def plan_record(
@@ -89,13 +92,16 @@ def how_lines(plan: Plan) -> list[str]:
         (
             "Data",
             f"{size_text(problem.n_units, problem.unit, problem.max_rows_per_unit)}, "
-            f"{problem.n_features} features"
+            f"{problem.n_features:,} features"
             + (f", {problem.n_outputs} classes" if problem.n_outputs > 1 else ""),
         ),
         (
             "Method",
             f"{plan.method}, loss {loss.kind}"
-            + (f" with its derivative clipped at {loss.clip:g}" if math.isfinite(loss.clip) else ""),
+            + (f" with its derivative clipped at {loss.clip:g}" if math.isfinite(loss.clip) else "")
+            + (
+                f"; {_COMPARISON}: auto is usually more accurate" if methods()[plan.method].comparison else ""
+            ),
         ),
         *([("Why", plan.reason)] if plan.reason else []),
         *([("Where", plan.place)] if plan.place else []),
@@ -128,7 +134,8 @@ def _alternative_lines(others: Sequence[Alternative]) -> list[str]:
             noise = other.plan.noise
             taken = "-" if passes is None else f"{passes}"
             size = "-" if noise.score_stddev is None else f"{noise.score_stddev:.3g}"
-            rows.append((other.method, taken, size, noise.added_to))
+            own = f"; {_COMPARISON}" if methods()[other.method].comparison else ""
+            rows.append((other.method, taken, size, f"{noise.added_to}{own}"))
     note = (
         "Private methods with their default options under the same guarantee. Passes are all readings of the "
         "rows: those before the first step too. Scores of different methods differ in size, so that noise "

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pg_dpml.ledger.models import Model
 from pg_dpml.ledger.records import PrivacyRecord
@@ -23,6 +24,7 @@ __all__ = [
     "neighbours_text",
     "passes_text",
     "promise_lines",
+    "settings_text",
     "size_text",
     "stored_text",
 ]
@@ -38,6 +40,12 @@ WHITENED = (
 
 SHOWN = 30
 """Most coefficients or confusions shown as text; JSON has all."""
+
+_SETTINGS = (
+    *("lambda", "clip", "gradient_clip", "unit_clip", "loss_clip", "batch_size", "update_clip", "dual_noise"),
+    *("coordinates", "schedule", "step_size", "momentum", "radius", "growth", "solver"),
+)
+"""What `settings_text` says of a record of training, in this order."""
 
 
 def guarantee_of(model: Model) -> Guarantee | None:
@@ -102,6 +110,22 @@ def passes_text(passes: int | None) -> str:
     if passes is None:
         return "certified minimiser"
     return "1 pass" if passes == 1 else f"{passes} passes"
+
+
+def settings_text(training: Mapping[str, Any]) -> str:
+    """The settings that two models of one method may differ by; empty where the method has none."""
+    known = dict(training)
+    for name in ("options", "gradient_options", "choice_options"):
+        known |= training.get(name, {})
+    said = []
+    for name in _SETTINGS:
+        value = known.get(name)
+        if value is None or value is False or value == 0.0:
+            continue
+        words = name.replace("_", " ")
+        number = isinstance(value, int | float)
+        said.append(words if value is True else f"{words} {value:.4g}" if number else f"{words} {value}")
+    return ", ".join(said)
 
 
 def stored_text(model: Model) -> str:

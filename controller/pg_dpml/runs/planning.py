@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -86,18 +87,31 @@ class Alternative:
     refusal: str | None = None
 
 
-def alternative(problem: Problem, privacy: PrivacySpec | None, method: str) -> Alternative:
-    """A method's plan, or its refusal, from public numbers alone."""
+def alternative(
+    problem: Problem,
+    privacy: PrivacySpec | None,
+    method: str,
+    require_room: Callable[[Plan], None] = lambda plan: None,
+) -> Alternative:
+    """A method's plan, or its refusal, from public numbers alone; `require_room` refuses what cannot run."""
     try:
-        return Alternative(method, TrainSpec(method).decide(problem, privacy))
+        decided = TrainSpec(method).decide(problem, privacy)
+        require_room(decided)
+        return Alternative(method, decided)
     except (SpecError, GuaranteeError) as error:
         reason = re.split(r"[:;] ", str(error))[0]
         return Alternative(method, None, re.sub(rf"^method = {method} ", "it ", reason))
 
 
-def alternatives(problem: Problem, privacy: PrivacySpec) -> tuple[Alternative, ...]:
-    """Every private method but `auto`, which chooses one of them."""
-    return tuple(alternative(problem, privacy, method) for method in private_methods() if method != "auto")
+def alternatives(
+    problem: Problem, privacy: PrivacySpec, require_room: Callable[[Plan], None] = lambda plan: None
+) -> tuple[Alternative, ...]:
+    """Every private method but `auto`, which chooses one of them; see `alternative`."""
+    return tuple(
+        alternative(problem, privacy, method, require_room)
+        for method in private_methods()
+        if method != "auto"
+    )
 
 
 def priced_at(problem: Problem, privacy: PrivacySpec, training: TrainSpec, epsilon: float) -> terms.Priced:

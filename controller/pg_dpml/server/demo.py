@@ -48,10 +48,13 @@ class Demo:
     @property
     def text(self) -> str:
         """The demo in words."""
+        linear = (
+            "" if self.run.plan.problem.pieces == 0 else "; a linear model, without the private one's curves"
+        )
         figures = [
             f"Accuracy on {self.private.n_rows:,} held-out rows",
             f"  private model     {self.private.accuracy:7.2%}",
-            f"  without privacy   {self.plain.accuracy:7.2%}   (for comparison; not to be published)",
+            f"  without privacy   {self.plain.accuracy:7.2%}   (for comparison; not to be published){linear}",
             f"  majority class    {self.private.majority:7.2%}",
         ]
         return result_report.result_text(self.run, figures)

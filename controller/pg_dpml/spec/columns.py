@@ -143,7 +143,7 @@ class Column:
             raise SpecError(f"{where}: log1p needs the public bounds lower and upper")
         self._require_curve(where)
         if self.length is not None:
-            require_whole(self.length, f"{where}: length", MAX_FEATURES)
+            require_whole(self.length, f"{where}: length", MAX_FEATURES - 1)
         for key in ("blur", "stride"):
             require_whole(getattr(self, key), f"{where}: {key}", MAX_FEATURES)
         if self.blur % 2 == 0:

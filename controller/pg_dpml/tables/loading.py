@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Making a table of a svmlight file: label, indices and values, in one transaction."""
+"""Making a table of a svmlight file: id, label, indices and values, in one transaction."""
 
 from __future__ import annotations
 
@@ -110,11 +110,14 @@ def load_svmlight(
         target = new_table(session, table, "TABLE")
         session.execute(
             sql.SQL(
-                "CREATE TABLE {} (label pg_catalog.float8 NOT NULL, indices pg_catalog.int4[] NOT NULL, "
+                "CREATE TABLE {} (id pg_catalog.int8 GENERATED ALWAYS AS IDENTITY, "
+                "label pg_catalog.float8 NOT NULL, indices pg_catalog.int4[] NOT NULL, "
                 "values pg_catalog.float8[] NOT NULL)"
             ).format(target)
         )
-        session.copy_lines(target, _lines(read_rows(file, first_index, read), loaded))
+        session.copy_lines(
+            target, ("label", "indices", "values"), _lines(read_rows(file, first_index, read), loaded)
+        )
         report("load", 1, 1)
     return loaded
 
@@ -142,7 +145,7 @@ def loaded_text(loaded: Loaded) -> str:
     length = (loaded.largest_index or loaded.first_index) - loaded.first_index + 1
     lines = [
         OWNER_ONLY,
-        f"{name}: {loaded.rows:,} rows of label, indices and values; {largest}, at most "
+        f"{name}: {loaded.rows:,} rows of id, label, indices and values; {largest}, at most "
         f"{loaded.most_values:,} numbers a row",
     ]
     if loaded.queries_left_out:

@@ -99,7 +99,10 @@ def _pair(token: str, first_index: int) -> tuple[int, float]:
             "file counts from 0"
         )
     if number - first_index >= MAX_FEATURES - 1:
-        raise SpecError(f"index {_cut(index)}, and a model has at most {MAX_FEATURES - 1:,} features")
+        raise SpecError(
+            f"index {_cut(index)}, and a model has at most {MAX_FEATURES - 1:,} features: leave rare "
+            "features out of the file, or hash all to fewer"
+        )
     return number, _number(value, f"the value of index {number}")
 
 

@@ -11,7 +11,7 @@ import functools
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -30,8 +30,10 @@ __all__ = [
     "declared_option",
     "method_options",
     "methods",
+    "nearest_method",
     "private_methods",
     "register",
+    "without_comparisons",
 ]
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -98,6 +100,9 @@ class Method(ABC, Generic[O]):
         At least one.
     losses : mapping
         Losses that it takes, by task, the default first; those with a gradient unless it says otherwise.
+    comparison : bool
+        Whether it is here to compare with publications only: no message suggests such a method where
+        another one will do, and plans say so.
     """
 
     name: str
@@ -107,6 +112,7 @@ class Method(ABC, Generic[O]):
     options: type[O]
     examples: tuple[Example, ...]
     losses: Mapping[str, tuple[str, ...]] = LOSS_OF_TASK
+    comparison: bool = False
 
     @abstractmethod
     def decide(self, problem: Problem, privacy: PrivacySpec | None, options: O) -> Plan:
@@ -176,8 +182,24 @@ def _require_loss(method: Method[Any], problem: Problem, options: Options) -> No
     if able:
         raise SpecError(
             f"method = {method.name} does not take loss = {loss}: take another loss, "
-            f"or method = {' or '.join(able)}"
+            f"or method = {' or '.join(without_comparisons(able))}"
         )
+
+
+def without_comparisons(names: Collection[str]) -> list[str]:
+    """Those of some methods that are not for comparison only; all of them where there are no others."""
+    return [name for name in names if not methods()[name].comparison] or list(names)
+
+
+def nearest_method(method: Method[Any], names: Collection[str]) -> str:
+    """Which of some methods to take in place of this one: as private, and with the most of its options."""
+    own = method.options.declared().keys()
+
+    def distance(name: str) -> tuple[bool, int]:
+        other = methods()[name]
+        return other.private != method.private, -len(own & other.options.declared().keys())
+
+    return min(without_comparisons(names), key=distance)
 
 
 _REGISTERED: dict[str, Method[Any]] = {}

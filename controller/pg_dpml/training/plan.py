@@ -213,6 +213,6 @@ def budget_warnings(problem: Problem, budget: float) -> list[str]:
     if problem.n_units == 0 or budget >= WARN_BUDGET:
         return []
     return [
-        f"n mu/D = {budget:.2g} is little to learn from: expect a model that is mostly noise; "
-        "it takes more rows or a larger epsilon"
+        f"n mu/D = {budget:.2g}, the rows over the noise on their sum, is little to learn from: expect "
+        "a model that is mostly noise; it takes more rows or a larger epsilon"
     ]

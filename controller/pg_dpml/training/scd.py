@@ -81,7 +81,7 @@ class Scd:
     sampling: float | None = None
 
     def steps(self, n_units: int, passes: int) -> int:
-        """Steps of so many passes: passes ceil(n / L)."""
+        """Steps of so many passes: passes ceil(n / b), b the batch size."""
         return passes * math.ceil(n_units / self.batch_size)
 
     def options(self, n_units: int) -> dict[str, Any]:
@@ -115,17 +115,18 @@ class Scd:
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
-        passes = f"{self.passes} over the packed rows"
-        batches = f"batches of {self.batch_size}"
+        most = "at most " if self.exact else ""
+        passes = f"{most}{self.passes} over the packed rows"
+        batches = f"batches of {self.batch_size:,}"
         if self.sampling is not None:
-            passes = f"{self.passes} of ceil(n / L) steps"
+            passes = f"{self.passes}, each of as many steps as batches make up the table"
             batches = f"{batches} on average, drawn at random for every step"
         if self.sequential:
             batches = f"{batches}, whose updates see each other"
         steps = [f"{batches}, lambda {self.lambda_:.3g}"]
         if math.isfinite(self.update_clip):
             steps.append(f"an update of a dual clipped at {self.update_clip:.3g}")
-        if self.average_from > 0:
+        if 0 < self.average_from < self.passes:
             steps.append(
                 f"the model is the mean over the ends of passes {self.average_from} to {self.passes}"
             )

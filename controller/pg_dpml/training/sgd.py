@@ -59,6 +59,8 @@ class Sgd:
         from the shuffled rows.
     allocated : bool
         Whether they are cut such that every unit draws its batch of a pass; else by count.
+    may_stop : bool
+        Whether a run may take fewer passes, because it watches the loss.
     """
 
     loss: Loss
@@ -77,6 +79,7 @@ class Sgd:
     noise_scale: float = 0.0
     sampling: float | None = None
     allocated: bool = False
+    may_stop: bool = False
 
     @property
     def smoothness(self) -> float:
@@ -129,15 +132,17 @@ class Sgd:
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
         again = ", in a fresh order each (the rows are packed again every pass)" if self.fresh_order else ""
-        passes = f"{self.passes} over the packed rows{again}"
-        batches = f"batches of {self.batch_size}"
+        most = "at most " if self.may_stop else ""
+        passes = f"{most}{self.passes} over the packed rows{again}"
+        batches = f"batches of {self.batch_size:,}"
         if self.sampling is not None:
-            passes = f"{self.passes} of ceil(n / b) steps"
+            passes = f"{self.passes}, each of as many steps as batches make up the table"
             batches = f"{batches} on average, drawn at random for every step"
         if self.allocated:
             batches = f"{batches} on average, by random allocation"
+        first = f"first step {self.schedule.step(1):.3g}{self._cap_text()}"
         steps = [
-            f"{batches}, schedule {self.schedule.kind}, first step {self.schedule.step(1):.3g}",
+            f"{batches}, schedule {self.schedule.kind}, {first}",
             f"lambda {self.lambda_:g}",
         ]
         if self.momentum > 0.0:
@@ -149,6 +154,13 @@ class Sgd:
         if self.average_from > 0:
             steps.append(f"the model is the mean from step {self.average_from:,} on")
         return (("Passes", passes), ("Steps", ", ".join(steps)))
+
+    def _cap_text(self) -> str:
+        """That steps are shorter than their size says, where they are."""
+        asked = self.schedule.step_size
+        if asked <= self.schedule.max_step:
+            return ""
+        return f" (no step is longer: the cap 1/(beta + lambda) is below step_size {asked:.3g})"
 
 
 def make_sgd(

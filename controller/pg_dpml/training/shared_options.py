@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pg_dpml.errors import SpecError
 from pg_dpml.kernels import DEFAULT_HUBER_H, LOSS_KINDS
 from pg_dpml.training.options import HUGE, TINY, Choice, Flag, Options, Real, Whole, option
 
@@ -23,6 +24,8 @@ __all__ = [
     "momentum",
     "passes",
     "radius",
+    "refuse_unused_step_options",
+    "refuse_unused_tail",
     "sampling",
     "schedule",
     "step_size",
@@ -166,3 +169,32 @@ class SgdOptions(RegularisedOptions):
     average: str | None = average()
     tail: float | None = tail()
     fresh_order: bool = fresh_order()
+
+
+def refuse_unused_tail(tail: float | None, average: str) -> None:
+    """Refuse a tail that the average does not use: it would change nothing.
+
+    Raises
+    ------
+    SpecError
+    """
+    if tail is not None and average != "tail":
+        raise SpecError(
+            f"tail belongs to average = tail, not to {average}: leave tail out, or give average = tail"
+        )
+
+
+def refuse_unused_step_options(options: Options, schedule: str) -> None:
+    """Refuse a step size or an exponent that the schedule does not use: it would change nothing.
+
+    Raises
+    ------
+    SpecError
+    """
+    users = {"step_size": ("constant", "inverse_sqrt"), "exponent": ("decreasing", "sqrt_decreasing")}
+    for name, schedules in users.items():
+        if name in options.given() and schedule not in schedules:
+            raise SpecError(
+                f"{name} belongs to schedule {' or '.join(schedules)}, not to {schedule}: leave {name} out, "
+                "or give schedule"
+            )

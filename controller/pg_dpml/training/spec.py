@@ -11,7 +11,7 @@ from pg_dpml.errors import SpecError
 from pg_dpml.names import did_you_mean
 from pg_dpml.spec.checks import as_choice
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.training.method import Method, declared_option, method_options, methods
+from pg_dpml.training.method import Method, declared_option, method_options, methods, nearest_method
 from pg_dpml.training.options import Options, shown_name
 from pg_dpml.training.plan import Plan, Problem
 
@@ -95,9 +95,13 @@ def _is_given(method: Method[Any], name: str, value: object) -> bool:
     if method.name not in used_by:
         # Whoever gives a bad value of another method's option learns of the value first, as of its own.
         declared.domain.check(value, shown_name(name))
-        way_out = "name the method" if method.name == "auto" else f"take method = {next(iter(used_by))}"
+        shown = shown_name(name)
+        ways_out = [f"leave {shown} out"]
+        ways_out += [f"give {own}" for own in map(shown_name, method.options.declared()) if shown in own]
+        auto = method.name == "auto"
+        ways_out.append("name the method" if auto else f"take method = {nearest_method(method, used_by)}")
         raise SpecError(
-            f"{shown_name(name)} belongs to method {' or '.join(used_by)}, not to {method.name}: "
-            f"leave {shown_name(name)} out, or {way_out}"
+            f"{shown} belongs to method {' or '.join(used_by)}, not to {method.name}: "
+            f"{', or '.join(ways_out)}"
         )
     return True

@@ -48,8 +48,8 @@ class DualNoise(StepNoise):
     released_duals: int = 0
 
     compared: ClassVar[str] = (
-        "noise of one account, in units of the update_clip: {sum:.3g} on the sum alone, {published:.3g} as "
-        "published, on the sum and on the duals"
+        "noise that the same guarantee takes, in units of the update_clip: {sum:.3g} on the sum alone, "
+        "{published:.3g} on the sum and on the duals, as the publication adds it (dual_noise)"
     )
 
     @property
@@ -61,6 +61,11 @@ class DualNoise(StepNoise):
     def noised(self) -> str:
         """What of a batch carries noise, in words."""
         return "duals and sum" if self.dual_noise else "sum"
+
+    @property
+    def multiplied(self) -> str:
+        """What `noise_multiplier` is a multiple of, in words."""
+        return "the sensitivity" if self.released_duals > 0 else super().multiplied
 
     @property
     def numbers_of_step(self) -> int:
@@ -127,12 +132,12 @@ def sequential_bound(update_clip: float, batch_rows: int) -> float:
     update_clip : float
         C, in (0, inf).
     batch_rows : int
-        R, most rows of a batch.
+        r, most rows of a batch.
 
     Returns
     -------
     float
-        2 C sqrt(R (R + 1)), under both neighbouring relations.
+        2 C sqrt(r (r + 1)), under both neighbouring relations.
 
     Notes
     -----
@@ -149,12 +154,12 @@ def coordinate_bound(update_clip: float, coordinates: int) -> float:
     update_clip : float
         C, in (0, inf).
     coordinates : int
-        L, of a step.
+        c, of a step.
 
     Returns
     -------
     float
-        2 C sqrt(L), under both neighbouring relations.
+        2 C sqrt(c), under both neighbouring relations.
 
     Notes
     -----
@@ -184,7 +189,7 @@ def calibrate_independent(
     update_clip : float
         C, in (0, inf).
     dual_noise : bool
-        True for the noise as published: on the duals, too, and calibrated for both as one vector.
+        True for noise on the duals, too, as in the publication, calibrated for both as one vector.
     relation : Relation
     passes, steps : int
         k and T; T = 0 for an empty table.
@@ -263,7 +268,7 @@ def calibrate_sequential(
     steps : int
         T; 0 for an empty table.
     batch_rows : int
-        R, most rows of a batch.
+        r, most rows of a batch.
     n_features : int
         d, the length of v.
     epsilon : float
@@ -329,9 +334,9 @@ def calibrate_coordinates(
     update_clip : float
         C, in (0, inf).
     coordinates : int
-        L, of a step, in [1, n_weights].
+        c, of a step, in [1, n_weights].
     passes : int
-        k >= 1; each takes ceil(n_weights / L) steps, and changes every coordinate once.
+        k >= 1; each takes ceil(n_weights / c) steps, and changes every coordinate once.
     n_units : int
         n.
     n_weights : int

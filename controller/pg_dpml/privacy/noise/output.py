@@ -158,7 +158,8 @@ class ReleaseNoise(Recorded):
                 "Noise",
                 f"{self.kind}, scale {self.scale:.4g}: adds a standard deviation of "
                 f"{self.score_stddev:.3g} to the score of a row. Scores of a good model lie a few units "
-                "from zero; noise well below 1 costs little.",
+                "from zero; noise well below 1 changes few predictions, but does not say how well the model "
+                "fits.",
             ),
         )
 

@@ -140,6 +140,11 @@ class StepNoise(Recorded):
         return "sum"
 
     @property
+    def multiplied(self) -> str:
+        """What `noise_multiplier` is a multiple of, in words."""
+        return "the bound on what one unit adds"
+
+    @property
     def numbers_of_step(self) -> int:
         """Noisy numbers that one step releases."""
         return self.n_weights
@@ -168,14 +173,15 @@ class StepNoise(Recorded):
             "rdp": "Renyi differential privacy",
             "advanced": "strong composition",
         }[self.accountant]
+        passes = "the one pass" if self.passes == 1 else f"each of {self.passes} passes"
         if self.allocations > 0:
             orders = "one order for all passes" if self.allocations == 1 else "a fresh order a pass"
             batches = (
-                f"a unit is in one of {self.steps // self.passes:,} batches of each of {self.passes} passes, "
+                f"a unit is in one of {self.steps // self.passes:,} batches of {passes}, "
                 f"drawn at random, with {orders}; account by {account}"
             )
         elif self.sampling is None:
-            batches = f"a unit is in one batch of each of {self.passes} passes; {account}"
+            batches = f"a unit is in one batch of {passes}; {account}"
         else:
             batches = (
                 f"{self.steps:,} Poisson batches, each with every unit with probability {self.sampling:.3g}; "
@@ -189,9 +195,9 @@ class StepNoise(Recorded):
             (
                 "Noise",
                 f"{self.kind}, scale {self.scale:.4g} on every batch's {self.noised}, "
-                f"{self.noise_multiplier:.3g} times the bound on one unit's share: {batches}. It adds up to "
-                f"a standard deviation of at most {self.score_stddev:.3g} in the score of a row, less where "
-                "the losses' curvature damps it.",
+                f"{self.noise_multiplier:.3g} times {self.scale / self.noise_multiplier:.4g}, "
+                f"{self.multiplied}: {batches}. It adds up to a standard deviation of at most "
+                f"{self.score_stddev:.3g} in the score of a row, less where the losses' curvature damps it.",
             ),
         ]
         if self.multipliers.keys() == _BATCHES_BESIDE.keys():
@@ -349,7 +355,7 @@ def calibrate_poisson(
     if delta == 0.0:
         raise GuaranteeError(
             "delta = 0 has no Gaussian noise, which this method adds: leave delta out (1/n^2 then), or take "
-            "method = scs13 or bolt-on, whose K-norm noise needs none"
+            "method = bolt-on, whose K-norm noise needs none"
         )
     if steps == 0:
         return StepNoise("gaussian", 0.0, 0.0, 0.0, 0.0, 0.0, 0, passes, sampling, "exact", n_weights), None
