@@ -430,7 +430,7 @@ def test_the_solver_is_chosen_by_what_is_given() -> None:
         {"lambda_": 0.1, "passes": 3},
         {"lambda_": 0.1, "batch_size": 10},
         {"lambda_": 0.1, "schedule": "constant"},
-        {"lambda_": 0.1, "step_size": 0.1},
+        {"lambda_": 0.1, "schedule": "constant", "step_size": 0.1},
         {"lambda_": 0.1, "average": "all"},
         {"lambda_": 0.1, "radius": 1.0},
         {"lambda_": 0.1, "fresh_order": True},

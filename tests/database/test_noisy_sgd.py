@@ -150,7 +150,7 @@ def test_pure_privacy(database: str) -> None:
     assert result.plan.guarantee is not None
     assert result.plan.guarantee.delta == resolution.sampler_delta(3 * people.N_FEATURES)
     for method in ("bst14", "dp-sgd"):
-        with pytest.raises(GuaranteeError, match="scs13 or bolt-on"):
+        with pytest.raises(GuaranteeError, match="take method = bolt-on"):
             pg_dpml.train(
                 database, people.spec(), PrivacySpec(1.0, 0.0), TrainSpec(method=method), name=method
             )
