@@ -106,7 +106,7 @@ def test_noise_on_both_vectors_is_calibrated_for_both(rows_per_unit: int, relati
         }
         text = dict(noise.lines())
         assert f"{plain.scale / CLIP:.3g} on the sum alone" in text["Accounts"]
-        assert f"{both.scale / CLIP:.3g} as published" in text["Accounts"]
+        assert f"{both.scale / CLIP:.3g} on the sum and on the duals" in text["Accounts"]
     assert "on every batch's sum," in dict(plain.lines())["Noise"]
     assert "on every batch's duals and sum," in dict(both.lines())["Noise"]
     assert plain.added_to != both.added_to
