@@ -69,13 +69,18 @@ dpml_sums_create(DpmlSumsKind kind, Size n_first, Size n_second,
 	return sums;
 }
 
-/* by_feature is 0, or a number of features that the arrays can be of. */
+/* Whether the first sums and the weights can be of so many features. */
+static bool
+can_be_of(const DpmlSums *sums, int64 n_features)
+{
+	return sums->n_first % n_features == 0 && sums->n_weights % n_features == 0;
+}
+
 static bool
 good_order(const DpmlSums *sums)
 {
 	return sums->by_feature == 0 ||
-		(sums->kind == DPML_SUMS_GRADIENT && sums->by_feature > 0 &&
-		 sums->n_first % sums->by_feature == 0 && sums->n_weights % sums->by_feature == 0);
+		(sums->kind == DPML_SUMS_GRADIENT && sums->by_feature > 0 && can_be_of(sums, sums->by_feature));
 }
 
 /* The state in an argument that is not NULL: in place, unless its bytes have to be unpacked or aligned. */
@@ -191,7 +196,7 @@ in_order_of(const DpmlSums *other, DpmlSums *sums)
 	int64		n_features = Max(other->by_feature, sums->by_feature);
 	DpmlSums   *turned;
 
-	if (other->by_feature == sums->by_feature || sums->n_first % n_features != 0 || sums->n_weights % n_features != 0)
+	if (other->by_feature == sums->by_feature || !can_be_of(sums, n_features))
 		return sums;
 	turned = palloc(VARSIZE(sums));
 	memcpy(turned, sums, VARSIZE(sums));
