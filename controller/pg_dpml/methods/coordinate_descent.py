@@ -7,12 +7,12 @@ Every row has one number, its dual; the model is v/(lambda n), v the sum of all 
 Defaults of dp-scd come from public numbers. Let kappa = D/mu, D = 2 m (replace_one) or m. The noise of P
 passes in the score of a row of norm 1 has standard deviation sqrt(T) sigma/(lambda n), sigma the noise on a
 batch's sum; that is nearly kappa P C/(lambda n) for updates of at most C, if the losses did not damp it. Let
-r = L/(lambda n): a full update goes 1/(1 + r) of the way from a row's score to its label, so C = g/(1 + r)
-shortens the updates of residuals above g. Given r and g, the noise in the score is about kappa P g/L. So
-L = a g kappa P makes it 1/a, with a = (500 kappa/n)^(1/4): the fewer rows, the less noise is good for. But L
-is at least n/(kappa^2 P): below it a batch has less noise than its own bound, and sampling no longer helps.
-P is 20, or up to 50 where that makes both equal. lambda is L/(r n). The constants were best over the training
-rows of public data sets; twice or half of each is nearly as good.
+r = b/(lambda n), b the batch size: a full update goes 1/(1 + r) of the way from a row's score to its label,
+so C = g/(1 + r) shortens the updates of residuals above g. Given r and g, the noise in the score is about
+kappa P g/b. So b = a g kappa P makes it 1/a, with a = (500 kappa/n)^(1/4): the fewer rows, the less noise is
+good for. But b is at least n/(kappa^2 P): below it a batch has less noise than its own bound, and sampling no
+longer helps. P is 20, or up to 50 where that makes both equal. lambda is b/(r n). The constants were best
+over the training rows of public data sets; twice or half of each is nearly as good.
 """
 
 from __future__ import annotations

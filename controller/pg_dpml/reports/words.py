@@ -120,11 +120,12 @@ def settings_text(training: Mapping[str, Any]) -> str:
     said = []
     for name in _SETTINGS:
         value = known.get(name)
-        if value is None or value is False or value == 0.0:
+        if not value:
             continue
         words = name.replace("_", " ")
-        number = isinstance(value, int | float)
-        said.append(words if value is True else f"{words} {value:.4g}" if number else f"{words} {value}")
+        if isinstance(value, float | int) and value is not True:
+            value = f"{value:.4g}"
+        said.append(words if value is True else f"{words} {value}")
     return ", ".join(said)
 
 
