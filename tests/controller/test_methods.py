@@ -80,8 +80,7 @@ def test_an_option_that_a_method_does_not_use_is_refused(method: str, name: str)
     ],
 )
 def test_a_refusal_suggests_what_is_nearest(method: str, name: str, ways_out: str) -> None:
-    value = "pld" if name == "accountant" else 1.0
-    given: dict[str, Any] = {name: "advanced" if name == "accountant" else value}
+    given: dict[str, Any] = {name: "advanced" if name == "accountant" else 1.0}
     with pytest.raises(SpecError, match=f": {ways_out}$"):
         TrainSpec(method, **given)
 
