@@ -48,7 +48,7 @@ start_rows(RowsState *state, DpmlScdPassStart *start, int32 n_features)
 	for (int64 row = 0; row < state->rows; row++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		dpml_scd_row(&scd_pass->scd, state->form.zero, 0.0, dpml_duals_of(&scd_pass->duals, 0) + row);
+		dpml_scd_row(&scd_pass->scd, state->form.zero, 0.0, dpml_duals_appended(&scd_pass->duals) + row);
 	}
 }
 
@@ -127,7 +127,7 @@ start_blocks(BlocksState *state, const DpmlBlock *block, const NullableDatum *gi
 	DpmlScdPass *scd_pass = &state->scd_pass;
 	DpmlScdPassStart start;
 
-	dpml_scd_pass_read_start(&start, given);
+	dpml_scd_pass_read_start(&start, scd_pass->pass.context, given);
 	dpml_scd_pass_start(scd_pass, &start, block->n_features);
 	if (scd_pass->options.sampling > 0.0)
 		dpml_row_store_start(&state->store, scd_pass->pass.context, scd_pass->options.scd.by_unit, true,
@@ -161,19 +161,15 @@ static void
 take_block(BlocksState *state, const DpmlBlock *block, int64 number, const char *given)
 {
 	DpmlScdPass *scd_pass = &state->scd_pass;
-	double	   *duals = dpml_duals_add(&scd_pass->duals, number, block->n_rows);
-	Size		size = (Size) block->n_rows * sizeof(double);
+	double	   *duals = dpml_duals_begin(&scd_pass->duals, number, block->n_rows, given);
 	int32		n;
 
-	if (given != NULL)
-		memcpy(duals, given, size);
-	else
-		memset(duals, 0, size);
 	for (int32 i = 0; i < block->n_rows; i += n)
 	{
 		n = dpml_pass_piece(&scd_pass->pass, block->n_rows - i);
 		dpml_scd_block(&scd_pass->scd, block, i, n, duals);
 	}
+	dpml_duals_end(&scd_pass->duals, duals);
 }
 
 /*
@@ -223,11 +219,12 @@ take_poisson_steps(BlocksState *state)
 		;
 	for (int64 i = 0; i < state->n_blocks; i++)
 	{
-		double	   *duals = dpml_duals_add(&scd_pass->duals, i, (int32) state->block_rows[i]);
+		double	   *duals = dpml_duals_begin(&scd_pass->duals, i, (int32) state->block_rows[i], NULL);
 
 		CHECK_FOR_INTERRUPTS();
 		for (int64 j = 0; j < state->block_rows[i]; j++)
 			duals[j] = dpml_record_dual(store.rows[row++]);
+		dpml_duals_end(&scd_pass->duals, duals);
 	}
 }
 

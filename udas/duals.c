@@ -12,6 +12,9 @@
 /* Before the numbers of a part, so that they are aligned; the last VARHDRSZ bytes of them are the bytea's header. */
 #define DUALS_BEFORE sizeof(double)
 
+/* Memory for parts comes in pieces of so many bytes, but for the first ones of a group, which may have few rows. */
+#define PIECE ((Size) 1 << 20)
+
 static const char what[] = "the duals";
 
 DPML_FUNCTION(dpml_duals_sql);
@@ -24,13 +27,16 @@ dpml_duals_start(DpmlDuals *duals, MemoryContext context, const char *hint)
 	duals->hint = hint;
 }
 
-/* Keep a copy of the duals in a start, one bytea for each block of the pass before. */
+/*
+ * Keep the duals in a start, one bytea for each block of the pass before.  The array is changed
+ * by the pass: it is the caller's own, in the context of the duals.
+ */
 void
 dpml_duals_read(DpmlDuals *duals, ArrayType *array)
 {
-	ArrayType  *copy;
 	Datum	   *elements;
 	int			n;
+	MemoryContext old;
 
 	if (ARR_NDIM(array) == 0)
 		return;
@@ -39,14 +45,12 @@ dpml_duals_read(DpmlDuals *duals, ArrayType *array)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("the duals in start must be a one-dimensional array without nulls")));
 	dpml_count_memory(&duals->used, VARSIZE(array) + (Size) ARR_DIMS(array)[0] * sizeof(Datum), what, duals->hint);
-	copy = MemoryContextAllocHuge(duals->context, VARSIZE(array));
-	memcpy(copy, array, VARSIZE(array));
-	deconstruct_array(copy, BYTEAOID, -1, false, TYPALIGN_INT, &elements, NULL, &n);
-	duals->given = MemoryContextAllocHuge(duals->context, (Size) n * sizeof(bytea *));
-	for (int i = 0; i < n; i++)
-		duals->given[i] = (const bytea *) DatumGetPointer(elements[i]);
+	old = MemoryContextSwitchTo(duals->context);
+	deconstruct_array(array, BYTEAOID, -1, false, TYPALIGN_INT, &elements, NULL, &n);
+	MemoryContextSwitchTo(old);
+	duals->given = elements;
 	duals->n_given = n;
-	pfree(elements);
+	duals->array = array;
 }
 
 /* The bytes of n_rows float8 numbers, which have no alignment. */
@@ -80,18 +84,34 @@ dpml_duals_given(const DpmlDuals *duals, int64 part, int32 n_rows)
 				 errmsg("start has the duals of %lld blocks, and there is a block %lld",
 						(long long) duals->n_given, (long long) part),
 				 errhint("Use the result of a pass over the same blocks.")));
-	return numbers_of(duals->given[part], n_rows);
+	return numbers_of((const bytea *) DatumGetPointer(duals->given[part]), n_rows);
 }
 
-/* Room for the duals of a block, which must not be there yet. */
+/* Memory for a part: of a piece for many, as an allocation for each would take almost twice the memory. */
 static char *
+new_room(DpmlDuals *duals, Size size)
+{
+	char	   *room;
+
+	if (size > duals->room)
+	{
+		duals->room = Max(size, Min(duals->used, PIECE));
+		dpml_count_memory(&duals->used, duals->room, what, duals->hint);
+		duals->next = MemoryContextAllocHuge(duals->context, duals->room);
+	}
+	room = duals->next;
+	duals->next += size;
+	duals->room -= size;
+	return room;
+}
+
+/* The bytea for the duals of a block, which must not be there yet: the one that the start has for it, or a new one. */
+static bytea *
 new_part(DpmlDuals *duals, int64 part, Size n_rows)
 {
 	int64		more = Max(part + 1 - duals->n_parts, 0);
-	char	   *room;
 
-	dpml_count_memory(&duals->used, (Size) more * sizeof(char *) + DUALS_BEFORE + n_rows * sizeof(double), what,
-					  duals->hint);
+	dpml_count_memory(&duals->used, (Size) more * sizeof(bytea *), what, duals->hint);
 	duals->parts = dpml_reserve(duals->context, duals->parts, part + 1, &duals->max_parts);
 	for (; duals->n_parts <= part; duals->n_parts++)
 		duals->parts[duals->n_parts] = NULL;
@@ -99,75 +119,100 @@ new_part(DpmlDuals *duals, int64 part, Size n_rows)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("block %lld comes twice", (long long) part)));
-	room = MemoryContextAllocHuge(duals->context, DUALS_BEFORE + n_rows * sizeof(double));
-	duals->parts[part] = room;
-	return room;
+	if (part < duals->n_given &&
+		VARSIZE_ANY_EXHDR(DatumGetPointer(duals->given[part])) == n_rows * sizeof(double))
+	{
+		duals->n_reused++;
+		duals->parts[part] = (bytea *) DatumGetPointer(duals->given[part]);
+	}
+	else
+	{
+		duals->parts[part] = (bytea *) (new_room(duals, DUALS_BEFORE + n_rows * sizeof(double)) + DUALS_BEFORE - VARHDRSZ);
+		SET_VARSIZE(duals->parts[part], VARHDRSZ + n_rows * sizeof(double));
+	}
+	return duals->parts[part];
 }
 
-/* The bytea that a part is, its header included. */
-static bytea *
-bytea_of(char *part)
-{
-	return (bytea *) (part + DUALS_BEFORE - VARHDRSZ);
-}
-
-static void
-set_length(char *part, Size n_rows)
-{
-	SET_VARSIZE(bytea_of(part), VARHDRSZ + n_rows * sizeof(double));
-}
-
-/* The part of a block, whose duals the caller writes. */
+/*
+ * Begin the duals of a block: those given, as dpml_duals_given returns them, or zeros.  The caller
+ * changes them, and ends the block by dpml_duals_end before it begins another.
+ */
 double *
-dpml_duals_add(DpmlDuals *duals, int64 part, int32 n_rows)
+dpml_duals_begin(DpmlDuals *duals, int64 part, int32 n_rows, const char *given)
 {
-	char	   *room = new_part(duals, part, (Size) n_rows);
+	bytea	   *bytes = new_part(duals, part, (Size) n_rows);
+	Size		size = (Size) n_rows * sizeof(double);
+	char	   *numbers = VARDATA_ANY(bytes);
 
-	set_length(room, (Size) n_rows);
-	return (double *) (room + DUALS_BEFORE);
+	/* those in an array have no alignment */
+	if (numbers != (char *) TYPEALIGN(sizeof(double), numbers))
+	{
+		duals->aligned = dpml_reserve(duals->context, duals->aligned, n_rows, &duals->max_aligned);
+		numbers = (char *) duals->aligned;
+	}
+	if (given == NULL)
+		memset(numbers, 0, size);
+	else if (given != numbers)
+		memcpy(numbers, given, size);
+	duals->begun = bytes;
+	return (double *) numbers;
+}
+
+/* End the duals of a block that dpml_duals_begin returned. */
+void
+dpml_duals_end(DpmlDuals *duals, const double *numbers)
+{
+	if ((const char *) numbers != VARDATA_ANY(duals->begun))
+		memcpy(VARDATA_ANY(duals->begun), numbers, VARSIZE_ANY_EXHDR(duals->begun));
 }
 
 /* The dual of row `row`, the next one, in a part of all rows.  The pointer is good until the next call. */
 double *
 dpml_duals_append(DpmlDuals *duals, int64 row, double dual)
 {
-	double	   *room;
+	double	   *numbers;
 
 	if (row >= duals->max_rows)
 	{
 		int64		more = Max(duals->max_rows, 1024);
+		Size		size = DUALS_BEFORE + (Size) (duals->max_rows + more) * sizeof(double);
+		char	   *room;
 
+		dpml_count_memory(&duals->used, (Size) more * sizeof(double), what, duals->hint);
+		if (size > MaxAllocSize)
+			ereport(ERROR,
+					(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					 errmsg("the duals of %lld rows are too large for one bytea", (long long) row + 1),
+					 errhint("Pack the rows by dpml.pack, and use the form of dpml.scd_epoch over blocks.")));
 		if (duals->n_parts == 0)
-			(void) new_part(duals, 0, (Size) more);
-		else
 		{
-			Size		size = DUALS_BEFORE + (Size) (duals->max_rows + more) * sizeof(double);
-
-			dpml_count_memory(&duals->used, (Size) more * sizeof(double), what, duals->hint);
-			if (size > MaxAllocSize)
-				ereport(ERROR,
-						(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						 errmsg("the duals of %lld rows are too large for one bytea", (long long) row + 1),
-						 errhint("Pack the rows by dpml.pack, and use the form of dpml.scd_epoch over blocks.")));
-			duals->parts[0] = repalloc_huge(duals->parts[0], size);
+			duals->parts = dpml_reserve(duals->context, duals->parts, 1, &duals->max_parts);
+			duals->n_parts = 1;
+			room = MemoryContextAllocHuge(duals->context, size);
 		}
+		else
+			room = repalloc_huge((char *) duals->parts[0] + VARHDRSZ - DUALS_BEFORE, size);
+		duals->parts[0] = (bytea *) (room + DUALS_BEFORE - VARHDRSZ);
 		duals->max_rows += more;
 	}
-	set_length(duals->parts[0], (Size) row + 1);
-	room = (double *) (duals->parts[0] + DUALS_BEFORE) + row;
-	*room = dual;
-	return room;
+	SET_VARSIZE(duals->parts[0], VARHDRSZ + (Size) (row + 1) * sizeof(double));
+	numbers = (double *) VARDATA(duals->parts[0]);
+	numbers[row] = dual;
+	return numbers + row;
 }
 
-/* The numbers of a part. */
+/* The numbers of all rows so far, which were appended. */
 double *
-dpml_duals_of(const DpmlDuals *duals, int64 part)
+dpml_duals_appended(const DpmlDuals *duals)
 {
-	Assert(part >= 0 && part < duals->n_parts);
-	return (double *) (duals->parts[part] + DUALS_BEFORE);
+	Assert(duals->n_parts == 1);
+	return (double *) VARDATA(duals->parts[0]);
 }
 
-/* All parts as a bytea[].  It can be large, so its bytes are written once: construct_array would clear them first. */
+/*
+ * All parts as a bytea[].  It can be large, so its bytes are written once, or not at all where it is
+ * the array of the start: construct_array would clear them first.
+ */
 Datum
 dpml_duals_result(const DpmlDuals *duals)
 {
@@ -177,6 +222,8 @@ dpml_duals_result(const DpmlDuals *duals)
 
 	if (duals->n_parts == 0)
 		return PointerGetDatum(construct_empty_array(BYTEAOID));
+	if (duals->n_reused == duals->n_parts && duals->n_parts == duals->n_given)
+		return PointerGetDatum(duals->array);
 	for (int64 i = 0; i < duals->n_parts; i++)
 	{
 		if (duals->parts[i] == NULL)
@@ -184,7 +231,7 @@ dpml_duals_result(const DpmlDuals *duals)
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("block %lld is missing", (long long) i),
 					 errhint("Blocks must have the numbers 0, 1, 2, ..., each once.")));
-		size += VARSIZE(bytea_of(duals->parts[i]));
+		size += VARHDRSZ + VARSIZE_ANY_EXHDR(duals->parts[i]);
 	}
 	/* the array is part of a row, whose header is less than a page */
 	if (size > MaxAllocSize - BLCKSZ)
@@ -203,11 +250,12 @@ dpml_duals_result(const DpmlDuals *duals)
 	end = ARR_DATA_PTR(array);
 	for (int64 i = 0; i < duals->n_parts; i++)
 	{
-		const bytea *part = bytea_of(duals->parts[i]);
+		Size		length = VARSIZE_ANY_EXHDR(duals->parts[i]);
 
 		/* a multiple of 4 bytes each, so that the next one is aligned */
-		memcpy(end, part, VARSIZE(part));
-		end += VARSIZE(part);
+		SET_VARSIZE(end, VARHDRSZ + length);
+		memcpy(VARDATA(end), VARDATA_ANY(duals->parts[i]), length);
+		end += VARHDRSZ + length;
 	}
 	return PointerGetDatum(array);
 }

@@ -15,12 +15,19 @@ typedef struct DpmlDuals
 {
 	MemoryContext context;
 	const char *hint;			/* how to need less memory */
-	const bytea **given;		/* of each block; NULL: the start had none */
+	ArrayType  *array;			/* given in the start, and changed in place; NULL: it had none */
+	Datum	   *given;			/* its elements, one a block */
 	int64		n_given;
-	char	  **parts;			/* in each the numbers begin DUALS_BEFORE bytes on, just behind a bytea's header */
+	int64		n_reused;		/* parts that are such elements */
+	bytea	  **parts;			/* of each block; those that are not there yet are NULL */
 	int64		n_parts;
-	int64		max_parts;		/* room in parts; those that are not there yet are NULL */
+	int64		max_parts;		/* room in parts */
+	char	   *next;			/* where the memory of the next new part begins */
+	Size		room;			/* bytes from there on */
 	int64		max_rows;		/* room in the single part that rows are appended to */
+	bytea	   *begun;			/* the part whose numbers the caller changes */
+	double	   *aligned;		/* those numbers, where the part's own are not aligned */
+	int64		max_aligned;
 	Size		used;			/* bytes */
 } DpmlDuals;
 
@@ -28,9 +35,10 @@ extern void dpml_duals_start(DpmlDuals *duals, MemoryContext context, const char
 extern void dpml_duals_read(DpmlDuals *duals, ArrayType *array);
 extern const char *dpml_duals_argument(const NullableDatum *argument, int32 n_rows);
 extern const char *dpml_duals_given(const DpmlDuals *duals, int64 part, int32 n_rows);
-extern double *dpml_duals_add(DpmlDuals *duals, int64 part, int32 n_rows);
+extern double *dpml_duals_begin(DpmlDuals *duals, int64 part, int32 n_rows, const char *given);
+extern void dpml_duals_end(DpmlDuals *duals, const double *numbers);
 extern double *dpml_duals_append(DpmlDuals *duals, int64 row, double dual);
-extern double *dpml_duals_of(const DpmlDuals *duals, int64 part);
+extern double *dpml_duals_appended(const DpmlDuals *duals);
 extern Datum dpml_duals_result(const DpmlDuals *duals);
 
 #endif

@@ -47,22 +47,32 @@ dpml_scd_pass_end(FunctionCallInfo fcinfo)
 	return state;
 }
 
-/* Take a dpml.scd_pass apart; NULL is a new model.  The arrays stay in the caller's memory. */
+/* Take a dpml.scd_pass apart; NULL is a new model.  The arrays are in the context, and nobody else's. */
 void
-dpml_scd_pass_read_start(DpmlScdPassStart *start, const NullableDatum *given)
+dpml_scd_pass_read_start(DpmlScdPassStart *start, MemoryContext context, const NullableDatum *given)
 {
 	static const Oid wanted[N_ATTRIBUTES] = {FLOAT8ARRAYOID, INT8OID, InvalidOid, BYTEAARRAYOID};
+	HeapTupleHeader header;
 	Datum		values[N_ATTRIBUTES];
 	bool		nulls[N_ATTRIBUTES];
+	MemoryContext old;
 
 	memset(start, 0, sizeof(*start));
 	if (given->isnull)
 		return;
-	dpml_take_apart(given->value, "dpml.scd_pass", wanted, N_ATTRIBUTES, values, nulls);
+	/* duals are large: those that come from a table are read into the context, and not copied again */
+	old = MemoryContextSwitchTo(context);
+	header = DatumGetHeapTupleHeader(given->value);
+	dpml_take_apart(PointerGetDatum(header), "dpml.scd_pass", wanted, N_ATTRIBUTES, values, nulls);
 	if (!nulls[V])
 		start->scd.v = dpml_float8_argument(DatumGetArrayTypeP(values[V]), "v in start", &start->n_v);
 	if (!nulls[DUALS])
+	{
 		start->duals = DatumGetArrayTypeP(values[DUALS]);
+		if (PointerGetDatum(header) == given->value && PointerGetDatum(start->duals) == values[DUALS])
+			start->duals = DatumGetArrayTypePCopy(values[DUALS]);
+	}
+	MemoryContextSwitchTo(old);
 	start->scd.steps = dpml_steps_before(values[STEPS], nulls[STEPS]);
 }
 

@@ -30,7 +30,7 @@ typedef struct DpmlScdPassStart
 
 extern DpmlScdPass *dpml_scd_pass_state(FunctionCallInfo fcinfo, DpmlScdUse use, Size size, bool *first);
 extern DpmlScdPass *dpml_scd_pass_end(FunctionCallInfo fcinfo);
-extern void dpml_scd_pass_read_start(DpmlScdPassStart *start, const NullableDatum *given);
+extern void dpml_scd_pass_read_start(DpmlScdPassStart *start, MemoryContext context, const NullableDatum *given);
 extern void dpml_scd_pass_start(DpmlScdPass *state, DpmlScdPassStart *start, int32 n_features);
 extern Datum dpml_scd_pass_result(FunctionCallInfo fcinfo, DpmlScdPass *state, int64 steps, int64 rows);
 

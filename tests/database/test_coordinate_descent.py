@@ -41,6 +41,7 @@ N = 600
 PEOPLE = [*make_people(N - len(BAD_PEOPLE)), *BAD_PEOPLE]
 PRIVACY = PrivacySpec(1.0, 1e-6)
 LAMBDA = 0.01
+PASSES = 5
 LOSSES = ("logistic", "huber_svm", "hinge", "squared")
 PRIVATE = ("dp-scd", "seq-dp-scd", "primal-dp-scd")
 
@@ -181,11 +182,13 @@ def test_v_is_the_sum_of_rows_and_duals(database: str, monkeypatch: pytest.Monke
 
     def look(job: Job, rows: int, blocks: int | None = None) -> None:
         require_all(job, rows, blocks)
+        if len(seen) == PASSES - 1:
+            return  # nobody needs the duals of the last pass
         state, *duals = job.blocks.tables
         (v,) = job.blocks.session.fetch(sql.SQL("SELECT v FROM {} ORDER BY pass DESC LIMIT 1").format(state))[
             0
         ]
-        own = duals[(len(seen) + 1) % 2]
+        own = duals[len(seen) % 2]
         (sums,) = job.blocks.session.fetch_one(
             sql.SQL(
                 "SELECT array_agg(s.total ORDER BY s.place) "
@@ -205,9 +208,9 @@ def test_v_is_the_sum_of_rows_and_duals(database: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(Job, "require_all", look)
     private = method != "scd"
     more: dict[str, Any] = {"update_clip": 0.1} if private else {"tolerance": 0.0}
-    training = TrainSpec(method, passes=4, lambda_=LAMBDA, **more)
+    training = TrainSpec(method, passes=PASSES, lambda_=LAMBDA, **more)
     pg_dpml.train(database, people.spec(), PrivacySpec(90.0, 1e-3) if private else None, training, name="m")
-    assert len(seen) == 4
+    assert len(seen) == PASSES - 1
     for v, sums, noise in seen:
         assert np.linalg.norm(v) > 0.0
         spread = 8.0 * noise * np.sqrt(4.0 * N * (2.0 if method == "seq-dp-scd" else 1.0))
@@ -330,14 +333,14 @@ def test_memory_that_is_accepted_suffices_for_the_longest_rows(
 def test_a_pass_that_misses_a_block_stores_no_model(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_passes = passes._Tables.create
+    visits = passes._visits
 
-    def losing(job: Job) -> Any:
+    def losing(job: Job, scd: Scd) -> sql.Composable:
         last = sql.SQL("DELETE FROM {0} WHERE block_no = (SELECT pg_catalog.max(block_no) FROM {0})")
         job.blocks.session.execute(last.format(job.blocks.packed.blocks))
-        return run_passes(job)
+        return visits(job, scd)
 
-    monkeypatch.setattr(passes._Tables, "create", losing)
+    monkeypatch.setattr(passes, "_visits", losing)
     with pytest.raises(RunFailedError, match="did not see every packed row"):
         pg_dpml.train(database, people.spec(), PRIVACY, TrainSpec("seq-dp-scd"), name="m")
     assert scalar(connection, "SELECT count(*) FROM dpml.models") == 0

@@ -415,6 +415,31 @@ def test_blocks_in_any_order(connection: psycopg.Connection) -> None:
             )
 
 
+def test_a_pass_does_not_change_its_start(connection: psycopg.Connection) -> None:
+    """Wherever the start is kept, and however long its arrays; a shorter pass forgets the rest."""
+    load(connection, "hinge")
+    options = as_json({"loss": "hinge", **BASE})
+    epoch = "dpml.scd_epoch(b.block_no, b.block, NULL, {}, %(options)s::jsonb ORDER BY b.block_no)"
+    first = f"SELECT {epoch.format('NULL::dpml.scd_pass')} AS e FROM blocks AS b"
+    connection.execute(f"CREATE TEMP TABLE stored AS {first}".encode(), {"options": options})
+    for kept in (f"WITH s AS MATERIALIZED ({first})", "WITH s AS (TABLE stored)"):
+        second = f"(SELECT {epoch.format('s.e')} FROM blocks AS b)"
+        part = f"(SELECT {epoch.format('s.e')} FROM blocks AS b WHERE b.block_no < 3)"
+        again = f"(SELECT {epoch.format('t.e')} FROM blocks AS b)"
+        row = connection.execute(
+            f"{kept}, t AS MATERIALIZED (SELECT {second} AS e FROM s) "
+            f"SELECT s.e::text, {second}::text, ({part}).duals, {second}::text, {again}::text, t.e::text, "
+            "s.e::text FROM s, t".encode(),
+            {"options": options},
+        ).fetchone()
+        assert row is not None
+        start, ours, shorter, once_more, third, ours_kept, start_after = row
+        assert start == start_after == scalar(connection, "SELECT e::text FROM stored")
+        assert ours == once_more == ours_kept
+        assert len({start, ours, third}) == 3
+        assert shorter == scalar(connection, "SELECT (%s::dpml.scd_pass).duals[1:3]", ours)
+
+
 def test_duals_of_a_start_that_do_not_fit(connection: psycopg.Connection) -> None:
     load(connection, "hinge")
     for duals, message in (

@@ -142,41 +142,38 @@ _ENDED = (
 )
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """Work tables of a run: v after each pass; and the last pass with an even number and with an odd one."""
-
-    state: sql.Identifier
-    last: tuple[sql.Identifier, sql.Identifier]
-
-    @classmethod
-    def create(cls, job: Job) -> _Tables:
-        state = job.blocks.work_table("state", sql.SQL("pass integer NOT NULL, " + _ENDED))
-        return cls(state, (_table_of_duals(job), _table_of_duals(job)))
-
-    def after(self, done: int) -> sql.Identifier:
-        """The end of so many passes with all duals, until the next pass but one."""
-        return self.last[done % 2]
-
-
-def _table_of_duals(job: Job) -> sql.Identifier:
-    table = job.blocks.work_table("duals", sql.SQL(_ENDED + ", ended dpml.scd_pass NOT NULL"))
+def _next_table(job: Job, ends: list[sql.Identifier]) -> sql.Identifier:
+    """Put an empty table for the end of a pass first, before that of the last pass; reuse an older one."""
+    session = job.blocks.session
+    if len(ends) == 2:
+        ends.reverse()
+        session.execute(sql.SQL("TRUNCATE {}").format(ends[0]))
+        return ends[0]
+    ends.insert(0, job.blocks.work_table("duals", sql.SQL(_ENDED + ", ended dpml.scd_pass NOT NULL")))
     # The digits of duals are as random as the rows: not worth the time of a compression.
-    job.blocks.session.execute(
-        sql.SQL("ALTER TABLE {} ALTER COLUMN ended SET STORAGE EXTERNAL").format(table)
-    )
-    return table
+    session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN ended SET STORAGE EXTERNAL").format(ends[0]))
+    return ends[0]
 
 
-# One pass. It keeps the duals and adds v to the states, and returns the rows and the blocks that it saw. The
-# aggregate's value is as large as all duals, so it goes into its table at once, not through a temporary file.
+_NO_START = sql.SQL("NULL::dpml.scd_pass")
+_START = sql.SQL("(SELECT l.ended FROM {last} AS l)")
+
+# One pass. It adds v to the states, and returns the rows and the blocks that it saw.
 _PASS = sql.SQL(
-    "WITH ended AS (INSERT INTO {next} SELECT (e.state).v, (e.state).steps, (e.state).rows, "
-    "pg_catalog.cardinality((e.state).duals), e.state FROM (SELECT dpml.scd_epoch(b.block_no, b.block, NULL, "
-    "(SELECT l.ended FROM {last} AS l), %(options)s) AS state "
-    "FROM {visits} OFFSET 0) AS e RETURNING v, steps, rows, blocks) "
-    "INSERT INTO {state} SELECT %(pass)s, e.* FROM ended AS e RETURNING rows, blocks"
+    "WITH ended AS ({ended}) INSERT INTO {state} SELECT %(pass)s, e.* FROM ended AS e RETURNING rows, blocks"
 )
+_ENDS = (
+    "SELECT (e.state).v, (e.state).steps, (e.state).rows, "
+    "pg_catalog.cardinality((e.state).duals) AS blocks{state} "
+    "FROM (SELECT dpml.scd_epoch(b.block_no, b.block, NULL, {{start}}, %(options)s) AS state "
+    "FROM {{visits}} OFFSET 0) AS e"
+)
+# The duals are as large as the value that they are part of, so it goes into its table at once, not through a
+# temporary file. Nobody reads those of the last pass.
+_WITH_DUALS = sql.SQL(
+    f"INSERT INTO {{next}} {_ENDS.format(state=', e.state')} RETURNING v, steps, rows, blocks"
+)
+_WITHOUT_DUALS = sql.SQL(_ENDS.format(state=""))
 _IN_ORDER = sql.SQL("{blocks} AS b")
 
 # Ranges of places in the table of blocks, in random order; within a range blocks keep theirs. A sort of the
@@ -243,37 +240,39 @@ def run_passes(job: Job, scd: Scd, tolerance: float | None = None) -> tuple[Floa
     if problem.n_units == 0:
         return np.zeros(problem.n_weights), scd.passes
     session = job.blocks.session
-    tables = _Tables.create(job)
+    state = job.blocks.work_table("state", sql.SQL("pass integer NOT NULL, " + _ENDED))
+    ends: list[sql.Identifier] = []  # the tables of the last pass, with all duals, and of the one before
     visits = _visits(job, scd)
     options = json_parameter(scd.options(problem.n_units))
     done = rows = 0
     for done in range(1, scd.passes + 1):
-        if done > 2:
-            session.execute(sql.SQL("TRUNCATE {}").format(tables.after(done)))
-        statement = _PASS.format(
-            next=tables.after(done), last=tables.after(done - 1), state=tables.state, visits=visits
-        )
+        names = {"start": _START.format(last=ends[0]) if ends else _NO_START, "visits": visits}
+        ended = _WITHOUT_DUALS
+        if done < scd.passes or tolerance is not None:
+            ended = _WITH_DUALS
+            names["next"] = _next_table(job, ends)
+        statement = _PASS.format(ended=ended.format(**names), state=state)
         rows, seen = session.fetch_one(statement, {"pass": done, "options": options})
         job.require_all(rows, seen)
         job.report("pass", done, scd.passes)
-        if tolerance is not None and _relative_gap(job, scd, tables, done) <= tolerance:
+        if tolerance is not None and _relative_gap(job, scd, state, ends[0], done) <= tolerance:
             break
-    last, *_ = ended = session.fetch(
-        sql.SQL("SELECT v, steps FROM {} WHERE pass >= %(first)s ORDER BY pass DESC").format(tables.state),
+    last, *_ = states = session.fetch(
+        sql.SQL("SELECT v, steps FROM {} WHERE pass >= %(first)s ORDER BY pass DESC").format(state),
         {"first": min(scd.average_from or done, done)},
     )
     # Shuffled rows are batches of their own, whatever units they are of.
     if last[1] != (rows * done if scd.shuffled else scd.steps(problem.n_units, done)):
         raise RunFailedError("a pass did not see every packed row, and no model was stored")
-    v = np.mean([np.asarray(v, dtype=np.float64) for v, _ in ended], axis=0)
+    v = np.mean([np.asarray(v, dtype=np.float64) for v, _ in states], axis=0)
     return np.asarray(v / (scd.lambda_ * problem.n_units)), done
 
 
-def _relative_gap(job: Job, scd: Scd, tables: _Tables, done: int) -> float:
+def _relative_gap(job: Job, scd: Scd, state: sql.Identifier, last: sql.Identifier, done: int) -> float:
     """Duality gap after a pass, as a share of the objective; for runs that are not private only."""
     problem = job.plan.problem
-    v = sql.SQL("(SELECT s.v FROM {} AS s WHERE s.pass = %(pass)s)").format(tables.state)
-    statement = _GAP.format(v=v, last=tables.after(done), blocks=job.blocks.packed.blocks)
+    v = sql.SQL("(SELECT s.v FROM {} AS s WHERE s.pass = %(pass)s)").format(state)
+    statement = _GAP.format(v=v, last=last, blocks=job.blocks.packed.blocks)
     options = json_parameter(scd.options(problem.n_units))
     (losses, conjugates, _), square = job.blocks.session.fetch_one(
         statement, {"pass": done, "options": options}
