@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import re
 import threading
 import time
@@ -47,6 +48,7 @@ from pg_dpml.runs.grid import Grid
 from pg_dpml.spec.columns import Column, Label
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.tables.stamp import OWNER_ONLY
+from pg_dpml.training import sgd as sgd_passes
 from pg_dpml.training.sgd import Sgd
 from pg_dpml.training.spec import TrainSpec
 
@@ -198,6 +200,19 @@ def test_a_noiseless_run_is_the_oracles_run(database: str, spy: Spy, task: str) 
     work: Any = result.plan.work
     sgd = dataclasses.replace(work, passes=result.passes)
     close(result.model.weights, spy.expected(sgd, N))
+
+
+def test_a_noiseless_run_without_tolerance_takes_all_passes(
+    database: str, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the loss rises; else the average would be one of too few."""
+    rising = itertools.count(1.0)
+    monkeypatch.setattr(sgd_passes, "_loss", lambda *_: next(rising))
+    training = TrainSpec("noiseless", passes=8, tolerance=0.0, average="tail")
+    result = pg_dpml.train(database, people.spec(), None, training, name="m")
+    assert result.passes == 8
+    work: Any = result.plan.work
+    close(result.model.weights, spy.expected(work, N))
 
 
 def test_orders_are_random_and_fresh_ones_differ(database: str, spy: Spy) -> None:

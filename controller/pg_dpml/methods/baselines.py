@@ -78,11 +78,11 @@ class NoiselessPlan(Plan):
     tolerance: float = field(kw_only=True)
 
     def run(self, job: Job) -> Result:
-        """Take passes until the loss falls by less than `tolerance` in one, or all are taken.
+        """Take passes until the loss falls by less than `tolerance` in one; all, where that is 0.
 
         Bismarck's convergence test (Feng et al. 2012); data-dependent, so never used in a private run.
         """
-        return Result(*run_passes(job, self.work, self.tolerance))
+        return Result(*run_passes(job, self.work, self.tolerance if self.work.may_stop else None))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class NoiselessOptions(SgdOptions):
 
     passes: int | None = shared_options.passes("at most 20")
     tolerance: float | None = option(
-        Real(0.0, 1.0), "Stop when the loss falls by less than this share in a pass.", "1e-4"
+        Real(0.0, 1.0), "Stop when the loss falls by less than this share in a pass; 0: take all.", "1e-4"
     )
 
 
