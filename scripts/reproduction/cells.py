@@ -10,6 +10,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -124,6 +125,7 @@ class Store:
         self.folder, self.size, self._resume = folder, size, resume
         self._found: dict[str, Record] = {}
         self._runs: dict[str, Record] = {}
+        self._order: dict[str, list[Place]] = {}
 
     def open(self, entry: Entry, wanted: Mapping[Place, str]) -> None:
         """Read what is there of an entry, or begin with none of its cells.
@@ -144,6 +146,7 @@ class Store:
             if wanted.get(place_of(one)) == one["same"] and (entry.measure in one or "accuracy" not in one)
         ]
         self._found[entry.name] = known
+        self._order[entry.name] = list(wanted)
         for one in known["cells"]:
             self._runs.setdefault(one["same"], one)
 
@@ -161,9 +164,10 @@ class Store:
         return self._runs.get(same)
 
     def add(self, entry: Entry, record: Record) -> None:
-        """Keep a cell, and write the file of its entry."""
-        known = self._found[entry.name]
+        """Keep a cell in its place, and write the file of its entry."""
+        known, order = self._found[entry.name], self._order[entry.name]
         known["cells"].append(record)
+        known["cells"].sort(key=lambda one: order.index(place_of(one)))
         self._runs.setdefault(record["same"], record)
         known |= {"date": date.today().isoformat(), "machine": machine()}
         write_results(self.folder, known)
@@ -194,7 +198,7 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> None:
 
 
 def run(dsn: str, entries: Sequence[Entry], store: Store, folder: Path | None, report: Report) -> None:
-    """Measure every cell that the store lacks, one data set after the other."""
+    """Measure every cell that the store lacks, one data set after the other, on all cores."""
     wanted = [cell for entry in entries for cell in cells_of(entry, store.size)]
     losses = {cell.same for cell in wanted if cell.entry.measure == "loss"}
     open_cells = [cell for cell in wanted if not store.has(cell.entry, cell.place)]
@@ -207,47 +211,61 @@ def run(dsn: str, entries: Sequence[Entry], store: Store, folder: Path | None, r
             tables.load(connection, rows, store.size, folder)
             for number in sorted({cell.split for cell in of_data}):
                 counts = tables.split(connection, number)
-                bench = _Split(connection, dsn, rows, losses)
-                for cell in of_data:
-                    if cell.split == number:
-                        report(f"{cell.entry.name}: {rows.data.title}, {cell.line.label}", done, len(wanted))
-                        store.count_rows(cell.entry, data, counts)
-                        store.add(cell.entry, bench.record(cell, store))
-                        done += 1
+                of_split = [cell for cell in of_data if cell.split == number]
+                for cell, found in _measured(_Split(dsn, rows, losses), of_split, store):
+                    store.count_rows(cell.entry, data, counts)
+                    store.add(cell.entry, found | dict(zip(PLACE, cell.place, strict=True)))
+                    done += 1
+                    report(f"{cell.entry.name}: {rows.data.title}, {cell.line.label}", done, len(wanted))
     report("", done, len(wanted))
 
 
+def _measured(split: _Split, wanted: Sequence[Cell], store: Store) -> Iterator[tuple[Cell, Record]]:
+    """Every cell of a split with its figures, as soon as there are any; those of one run together."""
+    runs: dict[str, list[Cell]] = {}
+    for cell in wanted:
+        known = store.run(cell.same)
+        if known is not None and (cell.entry.measure in known or "accuracy" not in known):
+            yield cell, known
+        else:
+            runs.setdefault(cell.same, []).append(cell)
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        measured = {pool.submit(split.record, cells[0]): cells for cells in runs.values()}
+        running = set(measured)
+        while running:
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in sorted(ended, key=lambda one: one.exception() is not None):
+                found = future.result()
+                yield from ((cell, found) for cell in measured[future])
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 class _Split:
-    """The cells of one split, whose rows are in train_rows and test_rows.
+    """The cells of one split, whose rows are in train_rows and test_rows; threads may share it.
 
     Parameters
     ----------
-    connection : Connection
     dsn : str
     rows : Rows
     losses : set of str
         Runs, by `Cell.same`, of which the loss is wanted too.
     """
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], dsn: str, rows: tables.Rows, losses: set[str]
-    ) -> None:
-        self._connection, self._dsn, self._rows, self._losses = connection, dsn, rows, losses
+    def __init__(self, dsn: str, rows: tables.Rows, losses: set[str]) -> None:
+        self._dsn, self._rows, self._losses = dsn, rows, losses
         self._problem = pg_dpml.plan(dsn, rows.spec, PrivacySpec(1.0), TrainSpec()).problem
 
-    def record(self, cell: Cell, store: Store) -> Record:
-        """A cell, measured or taken from another entry."""
-        place = dict(zip(PLACE, cell.place, strict=True))
-        known = store.run(cell.same)
-        if known is not None and (cell.entry.measure in known or "accuracy" not in known):
-            return known | place
+    def record(self, cell: Cell) -> Record:
+        """The figures of a run."""
         started = time.monotonic()
         found: Record = {"same": cell.same}
         try:
             self._measure(cell, found)
         except GuaranteeError as error:
             found["rejected"] = str(error)
-        return place | found | {"seconds": round(time.monotonic() - started, 2)}
+        return found | {"seconds": round(time.monotonic() - started, 2)}
 
     def _measure(self, cell: Cell, found: Record) -> None:
         """Add what a published noise gives, and the figures of a model."""
@@ -276,7 +294,8 @@ class _Split:
         assert value is not None
         found["accuracy"] = round(value * self._rows.data.unit, 4)
         if cell.same in self._losses:
-            found["loss"] = round(_mean_loss(self._connection, self._rows, name), 6)
+            with psycopg.connect(self._dsn, autocommit=True) as connection:
+                found["loss"] = round(_mean_loss(connection, self._rows, name), 6)
 
 
 def _first_of(grid: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
