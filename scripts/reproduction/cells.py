@@ -24,7 +24,7 @@ from pg_dpml import Grid, GuaranteeError, PrivacySpec, TrainSpec
 from pg_dpml.runs.grid import train_options
 from pg_dpml.training.method import methods as registered
 from reproduction import published, tables
-from reproduction.entries import AUTO, CEILING, Entry, Group, Line
+from reproduction.entries import AUTO, AUTO_LINEAR, CEILING, Entry, Group, Line
 
 Record = dict[str, Any]
 Report = Callable[[str, int, int], None]
@@ -55,7 +55,7 @@ class Cell:
     def options(self) -> dict[str, Any]:
         """Of the method, with that of the x axis if the method has it; the lines to compare with stay."""
         options = dict(self.line.options)
-        fixed = self.line.label in (AUTO, CEILING)
+        fixed = self.line.label in (AUTO, AUTO_LINEAR, CEILING)
         if not fixed and self.group.x in _options_of(self.line.method):
             options[self.group.x] = self.x
         return options

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from pg_dpml.reports.plots import FORMATS, GUIDE, STAMP
 from reproduction import figures, tables
-from reproduction.entries import AUTO, CEILING, Entry, Group
+from reproduction.entries import AUTO, AUTO_LINEAR, CEILING, Entry, Group
 from reproduction.figures import Place, Point
 
 WIDTH, HEIGHT = 4.2, 2.9
@@ -59,7 +59,7 @@ def draw(entry: Entry, results: Mapping[str, Any]) -> bytes:
 
 def _styles(entry: Entry) -> dict[str, tuple[str, str]]:
     """Colour and marker of each line that has our noise."""
-    found = {AUTO: ("black", "s"), CEILING: (GUIDE, "")}
+    found = {AUTO: ("black", "s"), AUTO_LINEAR: ("dimgray", "s"), CEILING: (GUIDE, "")}
     others = dict.fromkeys(line.label for line in entry.lines if line.label not in found)
     return found | {label: (f"C{i % 10}", MARKERS[i % 10]) for i, label in enumerate(others)}
 

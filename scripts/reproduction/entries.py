@@ -16,7 +16,9 @@ from pg_dpml.training.method import methods as registered
 ENTRIES = Path(__file__).resolve().parents[1] / "reproduce.d"
 
 SIZES = ("full", "quick", "smallest")
-AUTO, CEILING = "auto", "without privacy"
+AUTO, AUTO_LINEAR, CEILING = "auto", "auto, linear", "without privacy"
+CURVED = ("adult", "bank", "california", "covertype", "covertype2", "kdd", "kdd70k")
+"""Data sets of whose numbers `auto` makes curves, where delta is above 0."""
 AS_PUBLISHED = "as published"
 MADE_ROWS = "made rows"
 """In place of a data set, in entries about run time."""
@@ -250,8 +252,11 @@ class Entry:
         lines = [make(Line, line, where) for line in given.pop("method", [])]
         if given.get("kind", "quality") == "quality":
             ceiling = given.get("ceiling", "lbfgs")
+            curved = [group.get("name", "") for group in groups if group.get("delta") != 0.0]
+            linear = Line(AUTO_LINEAR, "auto", {"features": "linear"}, curved, CURVED)
             lines = [
                 Line(AUTO, "auto"),
+                *([linear] if curved else []),
                 *lines,
                 Line(CEILING, ceiling, given.get("ceiling_options", {})),
             ]
