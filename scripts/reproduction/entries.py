@@ -179,7 +179,7 @@ class Claim:
     not_worse : bool
         The claim is that the line is not worse, so that a level point counts for it.
     within : float
-        In units of the figure: what counts as level, where that is more than the spread.
+        In units of the figure: what counts as level; 0 for the spread.
     """
 
     text: str
@@ -252,11 +252,12 @@ class Entry:
         lines = [make(Line, line, where) for line in given.pop("method", [])]
         if given.get("kind", "quality") == "quality":
             ceiling = given.get("ceiling", "lbfgs")
-            curved = [group.get("name", "") for group in groups if group.get("delta") != 0.0]
-            linear = Line(AUTO_LINEAR, "auto", {"features": "linear"}, curved, CURVED)
+            curved = [data for data in given.get("data", ()) if data in CURVED]
+            approximate = [group.get("name", "") for group in groups if group.get("delta") != 0.0]
+            linear = Line(AUTO_LINEAR, "auto", {"features": "linear"}, approximate, curved)
             lines = [
                 Line(AUTO, "auto"),
-                *([linear] if curved else []),
+                *([linear] if curved and approximate else []),
                 *lines,
                 Line(CEILING, ceiling, given.get("ceiling_options", {})),
             ]

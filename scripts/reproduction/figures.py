@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reproduction import tables
-from reproduction.entries import AUTO, CEILING, Claim, Entry, Group, Line
+from reproduction.entries import AUTO, AUTO_LINEAR, CEILING, Claim, Entry, Group, Line
 
 Place = tuple[str, str, str, Any]
 """Data, group, label, x."""
@@ -113,18 +113,26 @@ class Behind:
     by: float
 
 
-def auto_behind(entry: Entry, points: Mapping[Place, Point]) -> tuple[int, list[Behind]]:
-    """How many points there are at epsilon >= 0.05, and those at which auto is behind."""
+def auto_behind(
+    entry: Entry, points: Mapping[Place, Point], *, linear: bool = False
+) -> tuple[int, list[Behind]]:
+    """How many points there are at epsilon >= 0.05, and those at which auto is behind.
+
+    With `linear`, auto without curves where it has any, among lines that have none.
+    """
     counted, found = 0, []
     for data, group in entry.panels():
         for x in xs_of(points, data, group):
             auto = points.get((data, group.name, AUTO, x))
+            if linear:
+                auto = points.get((data, group.name, AUTO_LINEAR, x), auto)
             if auto is None or auto.mean is None or epsilon_at(group, x) < LEAST_EPSILON:
                 continue
             counted += 1
             others = {
                 line.label: sign_of(entry) * (mean - auto.mean)
                 for line in private_lines(entry, data, group)
+                if not (linear and line.label == AUTO)
                 if (mean := getattr(points.get((data, group.name, line.label, x)), "mean", None)) is not None
             }
             best = max(others, key=lambda label: others[label], default=AUTO)
@@ -135,11 +143,15 @@ def auto_behind(entry: Entry, points: Mapping[Place, Point]) -> tuple[int, list[
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds: at how many points its line is ahead, level and behind."""
+    """Whether a claim holds: in how many comparisons its line is ahead, level and behind.
+
+    A comparison is one data set, one setting and one other line.
+    """
 
     ahead: int
     level: int
     behind: int
+    not_worse: bool = False
 
     @property
     def words(self) -> str:
@@ -147,23 +159,23 @@ class Verdict:
         counted = self.ahead + self.level + self.behind
         if counted == 0:
             return "not measured at this size"
-        if self.ahead == counted:
-            return f"**holds** (ahead at {_of(counted, counted)})"
-        if self.behind == counted:
-            return f"**does not hold** (behind at {_of(counted, counted)})"
-        name = "holds in part" if self.ahead else "does not hold"
-        return (
-            f"**{name}** (ahead at {self.ahead}, level at {self.level}, behind at {self.behind} of "
-            f"{counted} points)"
-        )
-
-
-def _of(count: int, counted: int) -> str:
-    return "the one point" if counted == 1 else f"all {count} points"
+        for name, count in (("ahead", self.ahead), ("level", self.level), ("behind", self.behind)):
+            if count == counted:
+                numbers = f"{name} in {'the one comparison' if counted == 1 else f'all {count} comparisons'}"
+                break
+        else:
+            numbers = f"ahead in {self.ahead}, level in {self.level}, behind in {self.behind}"
+            numbers += f" of {counted} comparisons"
+        true = self.ahead + (self.level if self.not_worse else 0)
+        name = "holds" if true == counted else "holds in part" if true else "does not hold"
+        return f"**{name}** ({numbers})"
 
 
 def verdict(entry: Entry, claim: Claim, points: Mapping[Place, Point]) -> Verdict:
-    """A claim, with a difference below 0.3 points or one standard deviation of a split as level."""
+    """A claim, with a difference below 0.3 points or both deviations together as level.
+
+    Of run times a tenth is level, and where a claim says within what, that.
+    """
     ahead = level = behind = 0
     for data, group in entry.panels():
         if (claim.data and data not in claim.data) or (claim.groups and group.name not in claim.groups):
@@ -182,11 +194,8 @@ def verdict(entry: Entry, claim: Claim, points: Mapping[Place, Point]) -> Verdic
                 )
                 if entry.kind == "time":
                     spread = 0.1 * theirs.mean
-                spread = max(spread, claim.within)
-                if difference > (-spread if claim.not_worse else spread):
-                    ahead += 1
-                elif difference < -spread:
-                    behind += 1
-                else:
-                    level += 1
-    return Verdict(ahead, level, behind)
+                spread = claim.within or spread
+                ahead += difference > spread
+                behind += difference < -spread
+                level += abs(difference) <= spread
+    return Verdict(ahead, level, behind, claim.not_worse)

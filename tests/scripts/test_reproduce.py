@@ -169,12 +169,20 @@ def test_a_verdict_counts_points_beyond_their_spread() -> None:
         ("sphere", "", claim.than[0], 5): figures.Point((0.6, 0.8)),
     }
     assert figures.verdict(entry, claim, points) == figures.Verdict(1, 1, 0)
-    assert "ahead at 1, level at 1, behind at 0 of 2" in figures.verdict(entry, claim, points).words
-    not_worse = replace(claim, not_worse=True)
-    assert figures.verdict(entry, not_worse, points).words == "**holds** (ahead at all 2 points)"
+    words = figures.verdict(entry, claim, points).words
+    assert words == "**holds in part** (ahead in 1, level in 1, behind in 0 of 2 comparisons)"
+    not_worse = figures.verdict(entry, replace(claim, not_worse=True), points)
+    assert not_worse == figures.Verdict(1, 1, 0, not_worse=True)
+    assert not_worse.words == "**holds** (ahead in 1, level in 1, behind in 0 of 2 comparisons)"
     assert figures.verdict(entry, replace(claim, at=(1,)), points) == figures.Verdict(1, 0, 0)
-    wide = replace(claim, better=claim.than[0], than=(claim.better,), not_worse=True, within=0.5)
-    assert figures.verdict(entry, wide, points) == figures.Verdict(2, 0, 0)
+    turned = replace(claim, better=claim.than[0], than=(claim.better,))
+    assert figures.verdict(entry, turned, points).words == (
+        "**does not hold** (ahead in 0, level in 1, behind in 1 of 2 comparisons)"
+    )
+    within = figures.verdict(entry, replace(turned, not_worse=True, within=0.5), points)
+    assert within.words == "**holds** (level in all 2 comparisons)"
+    strict = figures.verdict(entry, replace(turned, not_worse=True, within=0.05), points)
+    assert strict.words == "**does not hold** (behind in all 2 comparisons)"
 
 
 def test_auto_is_compared_with_lines_that_keep_their_epsilon() -> None:
@@ -189,6 +197,11 @@ def test_auto_is_compared_with_lines_that_keep_their_epsilon() -> None:
         ("kdd", group, "SCS13", 0.01): figures.Point((60.0,)),
     }
     assert figures.auto_behind(entry, points) == (1, [figures.Behind("kdd", group, 0.1, "SCS13", 1.0)])
+    points["kdd", group, "auto", 0.1] = figures.Point((95.0,))
+    points["kdd", group, "auto, linear", 0.1] = figures.Point((90.5,))
+    assert figures.auto_behind(entry, points) == (1, [])
+    behind = figures.Behind("kdd", group, 0.1, "SCS13", 0.5)
+    assert figures.auto_behind(entry, points, linear=True) == (1, [behind])
 
 
 def test_the_entries_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
