@@ -398,7 +398,7 @@ class Bench:
         return [self._noisy_pass("dp-sgd-pass", TrainSpec(method="dp-sgd", passes=1, batch_size=50))]
 
     def scd_pass(self) -> list[Result]:
-        """Two passes of coordinate descent, whose duals are read and written, over two of plain SGD."""
+        """Two passes of coordinate descent, which write and read all duals once, over two of plain SGD."""
         plain = TrainSpec(method="bolt-on", passes=2, batch_size=1, schedule="inverse_sqrt")
         return [self._packed_passes("scd-pass", TrainSpec(method="scd", passes=2, loss="hinge"), plain)]
 

@@ -147,7 +147,7 @@ dpml_duals_begin(DpmlDuals *duals, int64 part, int32 n_rows, const char *given)
 	/* those in an array have no alignment */
 	if (numbers != (char *) TYPEALIGN(sizeof(double), numbers))
 	{
-		duals->aligned = dpml_reserve(duals->context, duals->aligned, n_rows, &duals->max_aligned);
+		duals->aligned = dpml_reserve(duals->context, duals->aligned, Max(n_rows, 1), &duals->max_aligned);
 		numbers = (char *) duals->aligned;
 	}
 	if (given == NULL)
