@@ -141,7 +141,7 @@ keep_block(BlocksState *state, const DpmlBlock *block, const char *duals)
 	int64		first = state->store.n_rows;
 
 	dpml_row_store_keep(&state->store, block);
-	/* the final function returns the duals in memory of their own */
+	/* the final function may return the duals in memory of their own */
 	dpml_count_memory(&state->store.used, (Size) block->n_rows * sizeof(double), "the packed rows", state->store.hint);
 	for (int32 i = 0; i < block->n_rows; i++)
 	{

@@ -12,7 +12,7 @@
 /* Before the numbers of a part, so that they are aligned; the last VARHDRSZ bytes of them are the bytea's header. */
 #define DUALS_BEFORE sizeof(double)
 
-/* Memory for parts comes in pieces of so many bytes, but for the first ones of a group, which may have few rows. */
+/* Memory for parts comes in pieces of at most so many bytes, and a quarter of what is in use. */
 #define PIECE ((Size) 1 << 20)
 
 static const char what[] = "the duals";
@@ -48,6 +48,7 @@ dpml_duals_read(DpmlDuals *duals, ArrayType *array)
 	old = MemoryContextSwitchTo(duals->context);
 	deconstruct_array(array, BYTEAOID, -1, false, TYPALIGN_INT, &elements, NULL, &n);
 	MemoryContextSwitchTo(old);
+	ARR_LBOUND(array)[0] = 1;	/* as in every result */
 	duals->given = elements;
 	duals->n_given = n;
 	duals->array = array;
@@ -95,7 +96,7 @@ new_room(DpmlDuals *duals, Size size)
 
 	if (size > duals->room)
 	{
-		duals->room = Max(size, Min(duals->used, PIECE));
+		duals->room = Max(size, Min(duals->used / 4, PIECE));
 		dpml_count_memory(&duals->used, duals->room, what, duals->hint);
 		duals->next = MemoryContextAllocHuge(duals->context, duals->room);
 	}
@@ -133,6 +134,22 @@ new_part(DpmlDuals *duals, int64 part, Size n_rows)
 	return duals->parts[part];
 }
 
+/* Aligned room for the numbers of one block. */
+static char *
+aligned_room(DpmlDuals *duals, int64 n_rows)
+{
+	Size		size = (Size) n_rows * sizeof(double);
+
+	if (n_rows > duals->max_aligned)
+	{
+		dpml_count_memory(&duals->used, size - (Size) duals->max_aligned * sizeof(double), what, duals->hint);
+		duals->aligned = duals->aligned == NULL ? MemoryContextAllocHuge(duals->context, size)
+			: repalloc_huge(duals->aligned, size);
+		duals->max_aligned = n_rows;
+	}
+	return (char *) duals->aligned;
+}
+
 /*
  * Begin the duals of a block: those given, as dpml_duals_given returns them, or zeros.  The caller
  * changes them, and ends the block by dpml_duals_end before it begins another.
@@ -146,10 +163,7 @@ dpml_duals_begin(DpmlDuals *duals, int64 part, int32 n_rows, const char *given)
 
 	/* those in an array have no alignment */
 	if (numbers != (char *) TYPEALIGN(sizeof(double), numbers))
-	{
-		duals->aligned = dpml_reserve(duals->context, duals->aligned, Max(n_rows, 1), &duals->max_aligned);
-		numbers = (char *) duals->aligned;
-	}
+		numbers = aligned_room(duals, Max(n_rows, 1));
 	if (given == NULL)
 		memset(numbers, 0, size);
 	else if (given != numbers)
@@ -216,14 +230,13 @@ dpml_duals_appended(const DpmlDuals *duals)
 Datum
 dpml_duals_result(const DpmlDuals *duals)
 {
+	bool		in_place = duals->n_reused == duals->n_parts && duals->n_parts == duals->n_given;
 	Size		size = ARR_OVERHEAD_NONULLS(1);
 	ArrayType  *array;
 	char	   *end;
 
 	if (duals->n_parts == 0)
 		return PointerGetDatum(construct_empty_array(BYTEAOID));
-	if (duals->n_reused == duals->n_parts && duals->n_parts == duals->n_given)
-		return PointerGetDatum(duals->array);
 	for (int64 i = 0; i < duals->n_parts; i++)
 	{
 		if (duals->parts[i] == NULL)
@@ -240,6 +253,8 @@ dpml_duals_result(const DpmlDuals *duals)
 				 errmsg("the duals need %zu bytes, and a result of dpml.scd_epoch has room for %zu",
 						size, (Size) MaxAllocSize - BLCKSZ),
 				 errhint("Use fewer rows: each needs 8 bytes.")));
+	if (in_place)
+		return PointerGetDatum(duals->array);
 	array = palloc(size);
 	SET_VARSIZE(array, size);
 	array->ndim = 1;

@@ -47,7 +47,7 @@ dpml_scd_pass_end(FunctionCallInfo fcinfo)
 	return state;
 }
 
-/* Take a dpml.scd_pass apart; NULL is a new model.  The arrays are in the context, and nobody else's. */
+/* Take a dpml.scd_pass apart; NULL is a new model.  The duals are in the context, and nobody else's. */
 void
 dpml_scd_pass_read_start(DpmlScdPassStart *start, MemoryContext context, const NullableDatum *given)
 {

@@ -313,7 +313,25 @@ def test_memory_that_is_accepted_suffices_for_the_longest_rows(
     )
     label = Label("y", positive="yes", negative="no")
     data = DataSpec(table, label, (Column("level", levels=levels, centered=False),), unit=unit)
-    training = TrainSpec(method, passes=2)
+    train_with_least_memory(database, data, TrainSpec(method, passes=2))
+
+
+def test_memory_that_is_accepted_suffices_for_blocks_of_single_rows(
+    database: str, connection: psycopg.Connection, table: str
+) -> None:
+    """The most memory for a dual; at this number of rows, more of it would just have been taken."""
+    connection.execute(
+        f"CREATE TABLE {table} AS SELECT i AS id, CASE WHEN i % 2 = 0 THEN 'yes' ELSE 'no' END AS y, "
+        "array_fill(1.0::float8, ARRAY[600]) AS v, ARRAY(SELECT generate_series(1, 600)) AS places "
+        "FROM generate_series(1, 2013) AS i".encode()
+    )
+    column = Column("v", indices="places", first_index=1, length=1000)
+    data = DataSpec(table, Label("y", positive="yes", negative="no"), (column,))
+    train_with_least_memory(database, data, TrainSpec("seq-dp-scd", passes=3))
+
+
+def train_with_least_memory(database: str, data: DataSpec, training: TrainSpec) -> None:
+    """Train with the least dpml.work_mem that a plan accepts."""
 
     def connected(kilobytes: int) -> str:
         return f"{database} options='-c dpml.work_mem={kilobytes}kB'"

@@ -440,6 +440,15 @@ def test_a_pass_does_not_change_its_start(connection: psycopg.Connection) -> Non
         assert shorter == scalar(connection, "SELECT (%s::dpml.scd_pass).duals[1:3]", ours)
 
 
+def test_the_duals_of_a_result_begin_at_one(connection: psycopg.Connection) -> None:
+    load(connection, "hinge")
+    keep(connection, {"loss": "hinge", **BASE})
+    start = "(SELECT ROW(v, steps, rows, ('[0:10]=' || duals::text)::bytea[])::dpml.scd_pass FROM start)"
+    epoch = f"dpml.scd_epoch(block_no, block, NULL, {start}, %s ORDER BY block_no)"
+    query = f"SELECT array_dims(({epoch}).duals) FROM blocks"
+    assert scalar(connection, query, as_json({"loss": "hinge", **BASE})) == "[1:11]"
+
+
 def test_duals_of_a_start_that_do_not_fit(connection: psycopg.Connection) -> None:
     load(connection, "hinge")
     for duals, message in (
