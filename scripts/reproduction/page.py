@@ -351,8 +351,12 @@ def _cell(entry: Entry, data: str, group: Group, x: Any, point: Point) -> str:
     elif not text and point.gives is not None:
         text = "as ours" if math.isinf(point.gives) else "not run"
     if point.gives is not None:
-        given = f"gives {_epsilon(point.gives)}"
-        text += f" ({given})" if figures.keeps(group, x, point) else f" (**{given}**)"
+        given = _epsilon(point.gives)
+        if figures.keeps(group, x, point):
+            return f"{text} (gives {given})".strip()
+        if math.isfinite(point.gives) and float(given) <= figures.epsilon_at(group, x):
+            given = f"{point.gives:.4g}"  # so that it can be seen to be more
+        text += f" (**gives {given}**)"
     return text.strip()
 
 
