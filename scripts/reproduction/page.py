@@ -303,7 +303,8 @@ class Page:
         yield "## How to make this page"
         yield _wrapped(
             "`scripts/reproduce` runs every entry and writes this page; `scripts/reproduce --resume` "
-            "goes on after an interruption. `scripts/reproduce --help` has the other options. It wants the "
+            "goes on after an interruption. On two cores a full run takes a little more than an hour. "
+            "`scripts/reproduce --help` has the other options. It wants the "
             "folder of the data sets in `PG_DPML_DATA`, as `scripts/accuracy` does. An entry is a file of "
             "`scripts/reproduce.d`, named by paper and number."
         )
