@@ -125,7 +125,7 @@ class Store:
         self.folder, self.size, self._resume = folder, size, resume
         self._found: dict[str, Record] = {}
         self._runs: dict[str, Record] = {}
-        self._order: dict[str, list[Place]] = {}
+        self._order: dict[str, dict[Place, int]] = {}
 
     def open(self, entry: Entry, wanted: Mapping[Place, str]) -> None:
         """Read what is there of an entry, or begin with none of its cells.
@@ -146,7 +146,7 @@ class Store:
             if wanted.get(place_of(one)) == one["same"] and (entry.measure in one or "accuracy" not in one)
         ]
         self._found[entry.name] = known
-        self._order[entry.name] = list(wanted)
+        self._order[entry.name] = {place: number for number, place in enumerate(wanted)}
         for one in known["cells"]:
             self._runs.setdefault(one["same"], one)
 
@@ -167,7 +167,7 @@ class Store:
         """Keep a cell in its place, and write the file of its entry."""
         known, order = self._found[entry.name], self._order[entry.name]
         known["cells"].append(record)
-        known["cells"].sort(key=lambda one: order.index(place_of(one)))
+        known["cells"].sort(key=lambda one: order[place_of(one)])
         self._runs.setdefault(record["same"], record)
         known |= {"date": date.today().isoformat(), "machine": machine()}
         write_results(self.folder, known)
