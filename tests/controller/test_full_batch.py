@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.plans import decide
+from helpers.plans import decide, gram_share
 from pg_dpml.errors import GuaranteeError, SpecError
 from pg_dpml.kernels import Noise
 from pg_dpml.methods import whitened_dp_gd, whitening
@@ -66,7 +66,8 @@ def test_all_releases_together_have_the_run_s_mu(method: str, loss: str, relatio
         squares = work.steps * mu_of(gradient) ** 2
         if method == "whitened-dp-gd":
             assert noise.moments is not None
-            assert mu_of(noise.moments) ** 2 == pytest.approx(0.1 * noise.mu**2)
+            share = gram_share(problem, relation, noise.mu)
+            assert mu_of(noise.moments) ** 2 == pytest.approx(share * noise.mu**2, rel=1e-3)
             squares += mu_of(noise.moments) ** 2
         assert squares <= noise.mu**2
         assert squares == pytest.approx(noise.mu**2, rel=1e-9)
@@ -128,6 +129,31 @@ def test_the_recipe_on_adult() -> None:
         assert eta == pytest.approx(0.5 * min(work.tau, 3 * 10 / curvature) / 10)
     assert work.average_from == 8
     assert work.passes == 12
+
+
+@pytest.mark.parametrize(
+    ("problem", "epsilon", "hidden"),
+    [
+        (Problem(30_000, 400, 1, "binary"), 1.0, 1.0),
+        (Problem(30_000, 400, 1, "binary"), 0.1, 4.0),
+        (Problem(30_000, 1600, 1, "binary"), 1.0, 4.0),
+        (Problem(30_000, 1600, 1, "binary"), 5.0, 1.0),
+        (Problem(60_000, 785, 10, "multiclass"), 1.0, 2.8),
+        (Problem(60_000, 785, 1, "binary"), 1.0, 1.0),
+        (Problem(26_048, 150, 1, "binary"), 0.1, 1.0),
+        (Problem(464_809, 185, 7, "multiclass"), 0.1, 1.0),
+    ],
+)
+def test_moments_that_noise_hides_get_less_and_whiten_less(
+    problem: Problem, epsilon: float, hidden: float
+) -> None:
+    work, noise, _ = parts(descend(problem, PrivacySpec(epsilon), method="whitened-dp-gd"))
+    assert work.whitening is not None
+    assert noise.moments is not None
+    edge = work.whitening.stddev * math.sqrt(2.0 * problem.n_features)
+    assert work.whitening.ridge / edge == pytest.approx(0.5 * hidden, rel=0.02)
+    share = mu_of(noise.moments) ** 2 / noise.mu**2
+    assert share == pytest.approx(0.1 / hidden, rel=0.02)
 
 
 def test_momentum_rises_where_the_length_needs_it() -> None:

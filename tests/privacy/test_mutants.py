@@ -730,8 +730,15 @@ MUTANTS = [
     Mutant(
         "second-moments-not-paid-for",
         METHODS,
-        "gradient_mu = math.sqrt(1.0 - GRAM_SHARE) * mu",
+        "gradient_mu = math.sqrt(1.0 - share) * mu",
         "gradient_mu = mu",
+        f"{TEST_FULL_BATCH}::test_plans_computed_again[whitened-dp-gd]",
+    ),
+    Mutant(
+        "second-moments-take-more-than-their-share",
+        METHODS,
+        "share = GRAM_SHARE / hidden\n    gradient_mu = math.sqrt(1.0 - share) * mu",
+        "share = GRAM_SHARE\n    gradient_mu = math.sqrt(1.0 - share / hidden) * mu",
         f"{TEST_FULL_BATCH}::test_plans_computed_again[whitened-dp-gd]",
     ),
     Mutant(
