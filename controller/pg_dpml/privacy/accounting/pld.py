@@ -40,6 +40,9 @@ _LOWER_ORDERS = (1.0, 0.5, 0.25, 0.0)
 _SPLITS = 64
 """Ways to split epsilon between a unit that is removed and one that is added; twice again about the best."""
 
+_SECTIONS = 16
+"""That a bracket of a crossing is cut into: a few points take hardly longer than one."""
+
 _NEXT_QUANTILE = 6.0
 """Distance of the compositions of a whole curve, in standard deviations of a Gaussian."""
 
@@ -72,6 +75,15 @@ class Curve:
         """For every epsilon = place times interval."""
         inside = self.deltas[np.clip(places - self.low, 0, len(self.deltas) - 1)]
         return np.where(places >= self.top, self.infinite, np.where(places < self.low, 1.0, inside))
+
+
+def _growths(masses: FloatArray, losses: FloatArray, orders: FloatArray) -> FloatArray:
+    """Logarithm of the sum of masses times exp(order * loss), for each order."""
+    with np.errstate(divide="ignore"):
+        exponents = np.log(masses) + orders[:, None] * losses
+    most = exponents.max(axis=1)
+    found: FloatArray = most + np.log(np.exp(exponents - most[:, None]).sum(axis=1))
+    return found
 
 
 def _tilt(masses: FloatArray, losses: FloatArray, order: float) -> tuple[FloatArray, float]:
@@ -124,14 +136,13 @@ def _window(step: StepLosses, steps: int, order: float) -> tuple[int, int]:
     def reach(sign: int) -> float:
         """Distance from the centre beyond which less than _LOST of the tilted composition lies."""
 
-        def bound(masses: FloatArray, at: FloatArray, rate: float) -> float:
-            growth = _tilt(masses, at, order + rate)[1] - scale
-            return sign * ((steps * growth - math.log(_LOST)) / rate - centre)
+        def bounds(masses: FloatArray, at: FloatArray, rates: FloatArray) -> FloatArray:
+            growths = _growths(masses, at, order + rates) - scale
+            return sign * ((steps * growths - math.log(_LOST)) / rates - centre)
 
         rates = sign * np.geomspace(0.01, 20.0, 20) / stddev
-        rough = [bound(sums, means, rate) for rate in rates]
-        best = int(np.argmin(rough))
-        return min(bound(step.masses, losses, rate) for rate in rates[max(best - 1, 0) : best + 2])
+        best = int(np.argmin(bounds(sums, means, rates)))
+        return float(np.min(bounds(step.masses, losses, rates[max(best - 1, 0) : best + 2])))
 
     low = math.floor((centre - reach(-1)) / h)
     length = math.ceil((centre + reach(1)) / h) - low + 2
@@ -242,19 +253,21 @@ def _crossing(bounds: Callable[[IntArray], FloatArray], interval: float, most: i
 
     Between two points of the grid the curve, which is convex in exp(epsilon), lies below its chord.
     """
-
-    def bound(place: int) -> float:
-        return float(bounds(np.array([place]))[0])
-
-    if bound(0) <= delta:
+    places = np.array([0, most])
+    found = bounds(places)
+    if found[0] <= delta:
         return 0.0
-    if bound(most) > delta:
+    if found[-1] > delta:
         return math.inf
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bound(middle) <= delta else (middle, high)
-    share = (bound(low) - delta) / (bound(low) - bound(high))
+    while True:
+        first = int(np.argmax(found <= delta))
+        low, high = int(places[first - 1]), int(places[first])
+        if high - low == 1:
+            break
+        places = low + (high - low) * np.arange(_SECTIONS + 1) // _SECTIONS
+        found = bounds(places)
+    above, below = float(found[first - 1]), float(found[first])
+    share = (above - delta) / (above - below)
     return interval * low + math.log1p(share * math.expm1(interval))
 
 
