@@ -49,7 +49,7 @@ MOST_HIDDEN = 4.0
 
 At epsilon 1: 30,000 rows of 400 features have 9, and are best without. MNIST has 43, and gains 0.3 to 0.5
 points; isotropic rows of 1,600 features have 74, and gain 0.5. Adult, Bank and California have 22 at most, at
-epsilon 0.1, and would lose 0.5 points, or 0.03 of R^2."""
+epsilon 0.1, and would lose up to 0.4 points, or 0.03 of R^2."""
 
 WHITENED_STEPS = (10, 60)
 WHITENED_STEP_BUDGET = 200.0
