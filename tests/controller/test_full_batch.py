@@ -66,8 +66,7 @@ def test_all_releases_together_have_the_run_s_mu(method: str, loss: str, relatio
         squares = work.steps * mu_of(gradient) ** 2
         if method == "whitened-dp-gd":
             assert noise.moments is not None
-            share = gram_share(problem, relation, noise.mu)
-            assert mu_of(noise.moments) ** 2 == pytest.approx(share * noise.mu**2, rel=1e-3)
+            assert mu_of(noise.moments) ** 2 == pytest.approx(gram_share(problem, noise) * noise.mu**2)
             squares += mu_of(noise.moments) ** 2
         assert squares <= noise.mu**2
         assert squares == pytest.approx(noise.mu**2, rel=1e-9)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.spec.privacy import PrivacySpec
-from pg_dpml.spec.relation import Relation
 from pg_dpml.training.method import methods
 from pg_dpml.training.plan import Problem
 from pg_dpml.training.spec import TrainSpec
@@ -18,12 +18,12 @@ def decide(problem: Problem, privacy: PrivacySpec | None, spec: TrainSpec) -> An
     return spec.decide(problem, privacy)
 
 
-def gram_share(problem: Problem, relation: Relation, mu: float) -> float:
+def gram_share(problem: Problem, noise: ComposedNoise) -> float:
     """Share of a whitened run's mu^2 that its second moments take: a tenth, less where noise hides them."""
-    moved = math.sqrt(2.0) if relation is Relation.REPLACE_ONE else 1.0
-    stddev = moved / (math.sqrt(0.1) * mu * max(problem.n_units, 1))  # of the mean, for one row a unit
+    assert noise.moments is not None
+    stddev = noise.moments.calibrated_sensitivity / (math.sqrt(0.1) * noise.mu * max(problem.n_units, 1))
     edge = stddev * math.sqrt(2.0 * problem.n_features)
-    times = edge * problem.n_features * math.sqrt(problem.n_outputs) / 25.0
+    times = edge * problem.n_features / problem.max_rows_per_unit * math.sqrt(problem.n_outputs) / 25.0
     return 0.1 / min(max(times**2, 1.0), 4.0)
 
 

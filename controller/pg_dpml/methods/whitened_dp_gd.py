@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from pg_dpml.methods.dp_gd import (
     MOMENTA,
@@ -20,7 +21,6 @@ from pg_dpml.methods.dp_gd import (
 from pg_dpml.methods.whitening import Whitening, noise_edge, require_second_moments
 from pg_dpml.privacy.noise import composed
 from pg_dpml.privacy.noise.composed import ComposedNoise
-from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
 from pg_dpml.training import shared_options
 from pg_dpml.training.losses import clipped_at_zero
@@ -42,14 +42,16 @@ RIDGE = 0.5
 """Of the largest eigenvalue of the noise in the second moments, about s sqrt(2 d), at least."""
 
 HIDDEN = 25.0
-"""Largest eigenvalue of the noise, over that of rows without a direction, times the root of the outputs, from
-which there is too little to be seen: less is spent on second moments, and they whiten less."""
-MOST_HIDDEN = 4.0
-"""What a share is divided, and the ridge multiplied, by at most.
+"""Largest eigenvalue of the noise in the second moments at GRAM_SHARE, over the eigenvalue m/d of rows that
+have no direction, times the root of the outputs: from here on noise hides most directions. Then less is spent
+on second moments, and they whiten less.
 
-At epsilon 1: 30,000 rows of 400 features have 9, and are best without. MNIST has 43, and gains 0.3 to 0.5
-points; isotropic rows of 1,600 features have 74, and gain 0.5. Adult, Bank and California have 22 at most, at
-epsilon 0.1, and would lose up to 0.4 points, or 0.03 of R^2."""
+At epsilon 1 the number is 9 for 30,000 rows of 400 features, which are best at GRAM_SHARE and RIDGE. It is 43
+for MNIST, which gains 0.3 points by less, and 74 for 1,600 features, where isotropic rows gain 0.5. It is 22
+at most for Adult, Bank and California at epsilon 0.1, which would lose up to 0.4 points, or 0.03 of R^2."""
+
+MOST_HIDDEN = 4.0
+"""What GRAM_SHARE is divided by, and RIDGE multiplied by, at most."""
 
 WHITENED_STEPS = (10, 60)
 WHITENED_STEP_BUDGET = 200.0
@@ -115,7 +117,15 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
     delta = privacy.delta_for(problem.n_units)
     most_steps = options.passes or WHITENED_STEPS[1]
     mu = composed.run_mu(privacy.epsilon, delta, most_steps * problem.n_weights + composed.triangle_size(d))
-    hidden = _hidden(problem, privacy, mu)
+    calibrate_moments = partial(
+        composed.calibrate_moments,
+        relation=privacy.relation,
+        max_rows_per_unit=m,
+        labels=False,
+        n_units=problem.n_units,
+        n_features=d,
+    )
+    hidden = _hidden(problem, calibrate_moments(mu=math.sqrt(GRAM_SHARE) * mu).scale / n_units)
     share = GRAM_SHARE / hidden
     gradient_mu = math.sqrt(1.0 - share) * mu
     clipped = clipped_at_zero(problem, options, widening(problem, privacy, options, gradient_mu))
@@ -124,7 +134,7 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
         (momentum for momentum in MOMENTA if steps * (1.0 - momentum) >= LEAST_REACH - 1e-9),
         default=WHITENED_MOMENTUM,
     )
-    moments = _moments(problem, privacy, math.sqrt(share) * mu)
+    moments = calibrate_moments(mu=math.sqrt(share) * mu)
     condition = composed.largest_condition(problem.n_units, m, d)
     # 1.01 for the rounding of P itself
     ridge = max(
@@ -164,21 +174,8 @@ def _plan_whitened(problem: Problem, privacy: PrivacySpec, options: WhitenedOpti
     return plan_of(problem, privacy, delta, WhitenedDpGd.name, descent, noise, budget)
 
 
-def _moments(problem: Problem, privacy: PrivacySpec, mu: float) -> ReleaseNoise:
-    """Noise of the second moments."""
-    return composed.calibrate_moments(
-        relation=privacy.relation,
-        max_rows_per_unit=problem.max_rows_per_unit,
-        labels=False,
-        mu=mu,
-        n_units=problem.n_units,
-        n_features=problem.n_features,
-    )
-
-
-def _hidden(problem: Problem, privacy: PrivacySpec, mu: float) -> float:
-    """By how much less the second moments whiten, in [1, MOST_HIDDEN], by public numbers; mu is the run's."""
-    stddev = _moments(problem, privacy, math.sqrt(GRAM_SHARE) * mu).scale / max(problem.n_units, 1)
+def _hidden(problem: Problem, stddev: float) -> float:
+    """By how much less the second moments whiten, in [1, MOST_HIDDEN]; stddev is theirs at GRAM_SHARE."""
     d = problem.n_features
     without_direction = problem.max_rows_per_unit / d
     edge = noise_edge(stddev, d) / without_direction * math.sqrt(problem.n_outputs)

@@ -38,10 +38,8 @@ _LOWER_ORDERS = (1.0, 0.5, 0.25, 0.0)
 """Shares of the order that a composition in such a window is tilted by; the least of their bounds counts."""
 
 _SPLITS = 64
-"""Ways to split epsilon between a unit that is removed and one that is added; twice again about the best."""
-
-_SECTIONS = 16
-"""That a bracket of a crossing is cut into: a few points take hardly longer than one."""
+"""Ways to split epsilon between a unit that is removed and one that is added; twice again about the best. And
+parts that a bracket of a crossing is cut into."""
 
 _NEXT_QUANTILE = 6.0
 """Distance of the compositions of a whole curve, in standard deviations of a Gaussian."""
@@ -75,15 +73,6 @@ class Curve:
         """For every epsilon = place times interval."""
         inside = self.deltas[np.clip(places - self.low, 0, len(self.deltas) - 1)]
         return np.where(places >= self.top, self.infinite, np.where(places < self.low, 1.0, inside))
-
-
-def _growths(masses: FloatArray, losses: FloatArray, orders: FloatArray) -> FloatArray:
-    """Logarithm of the sum of masses times exp(order * loss), for each order."""
-    with np.errstate(divide="ignore"):
-        exponents = np.log(masses) + orders[:, None] * losses
-    most = exponents.max(axis=1)
-    found: FloatArray = most + np.log(np.exp(exponents - most[:, None]).sum(axis=1))
-    return found
 
 
 def _tilt(masses: FloatArray, losses: FloatArray, order: float) -> tuple[FloatArray, float]:
@@ -137,8 +126,9 @@ def _window(step: StepLosses, steps: int, order: float) -> tuple[int, int]:
         """Distance from the centre beyond which less than _LOST of the tilted composition lies."""
 
         def bounds(masses: FloatArray, at: FloatArray, rates: FloatArray) -> FloatArray:
-            growths = _growths(masses, at, order + rates) - scale
-            return sign * ((steps * growths - math.log(_LOST)) / rates - centre)
+            growths = scipy.special.logsumexp(np.multiply.outer(order + rates, at), axis=1, b=masses) - scale
+            found: FloatArray = sign * ((steps * growths - math.log(_LOST)) / rates - centre)
+            return found
 
         rates = sign * np.geomspace(0.01, 20.0, 20) / stddev
         best = int(np.argmin(bounds(sums, means, rates)))
@@ -264,7 +254,7 @@ def _crossing(bounds: Callable[[IntArray], FloatArray], interval: float, most: i
         low, high = int(places[first - 1]), int(places[first])
         if high - low == 1:
             break
-        places = low + (high - low) * np.arange(_SECTIONS + 1) // _SECTIONS
+        places = _between(np.array(low), np.array(high))
         found = bounds(places)
     above, below = float(found[first - 1]), float(found[first])
     share = (above - delta) / (above - below)
