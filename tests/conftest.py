@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 
 import psycopg
 import pytest
 import typer.testing
 
+from helpers import prefork
 from pg_dpml.server.embedded import EmbeddedServer
 
 # Typer makes the tree of all commands anew for every call in a test, which takes longer than most commands.
@@ -117,6 +119,13 @@ def database(server: EmbeddedServer) -> Iterator[str]:
     yield server.dsn_of(name)
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def dpml_program() -> Iterator[Path]:
+    """The command `dpml`; see `helpers.prefork`."""
+    with prefork.program() as dpml:
+        yield dpml
 
 
 @pytest.fixture

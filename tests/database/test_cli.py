@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.one_major, pytest.mark.usefixtures("clean")]
 
 N = 300
 TIMEOUT_S = 120
-COMMAND = (sys.executable, "-c", "import sys; from pg_dpml.cli import main; sys.argv[0] = 'dpml'; main()")
 
 SPEC = """
 table = "TABLE"
@@ -75,12 +74,13 @@ def slow_spec(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def environment() -> dict[str, str]:
-    """Without the PG* variables of whoever runs the tests, and plain for rich."""
+def environment(dpml_program: Path) -> dict[str, str]:
+    """With `dpml` on the path, without the PG* variables of whoever runs the tests, and plain for rich."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PG", "FORCE_", "TTY_"))
     }
-    return kept | {"TERM": "xterm", "COLUMNS": "100", "PYTHONDEVMODE": ""}
+    path = f"{dpml_program.parent}:{kept['PATH']}"
+    return kept | {"PATH": path, "TERM": "xterm", "COLUMNS": "100", "PYTHONDEVMODE": ""}
 
 
 Dpml = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -92,7 +92,7 @@ def dpml(database: str, environment: dict[str, str]) -> Dpml:
 
     def run(*arguments: str, dsn: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, *arguments, "--dsn", database if dsn is None else dsn],
+            ["dpml", *arguments, "--dsn", database if dsn is None else dsn],
             env=environment,
             capture_output=True,
             text=True,
@@ -349,7 +349,7 @@ def test_connection_variables(database: str, environment: dict[str, str], spec: 
     names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE"}
     environment |= {names[key]: value.strip("'") for key, value in variables.items()}
     result = subprocess.run(
-        [*COMMAND, "plan", spec, "--epsilon", "1"],
+        ["dpml", "plan", spec, "--epsilon", "1"],
         env=environment,
         capture_output=True,
         text=True,
@@ -373,7 +373,7 @@ def stopped(
 ) -> str:
     """The one line of a command that is sent a signal once the server fills a work table by `wanted`."""
     running = subprocess.Popen(
-        [*COMMAND, *command],
+        ["dpml", *command],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -463,7 +463,7 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(
     database: str, environment: dict[str, str], spec: str
 ) -> None:
     command = [
-        *COMMAND,
+        "dpml",
         "train",
         spec,
         "--epsilon",
@@ -499,19 +499,19 @@ def test_a_terminal_shows_how_long_it_takes(
     database: str, dpml: Dpml, environment: dict[str, str], spec: str, command: tuple[str, ...]
 ) -> None:
     assert dpml("train", spec, "--epsilon", "1", "--name", "m").returncode == 0
-    code, out, shown = in_a_terminal([*COMMAND, *command, "--dsn", database], environment)
+    code, out, shown = in_a_terminal(["dpml", *command, "--dsn", database], environment)
     assert code == 0
     assert f"{command[3].removeprefix('slow')} p" in out  # public rows, or predictions
     assert command[0] in shown
     assert "0:00:01" in shown
-    code, _, shown = in_a_terminal([*COMMAND, "models", "--dsn", database], environment)
+    code, _, shown = in_a_terminal(["dpml", "models", "--dsn", database], environment)
     assert (code, shown) == (0, "")  # what does not take long shows nothing
 
 
 @pytest.mark.parametrize("command", [(), ("plan",), ("train",), ("compare",), ("evaluate",), ("demo",)])
 def test_help(environment: dict[str, str], command: tuple[str, ...]) -> None:
     result = subprocess.run(
-        [*COMMAND, *command, "--help"],
+        ["dpml", *command, "--help"],
         env=environment,
         capture_output=True,
         text=True,
@@ -524,7 +524,7 @@ def test_help(environment: dict[str, str], command: tuple[str, ...]) -> None:
 
 def test_the_demo_prints_its_spec(environment: dict[str, str]) -> None:
     result = subprocess.run(
-        [*COMMAND, "demo", "--spec"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["dpml", "demo", "--spec"], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert (result.returncode, result.stdout) == (0, ADULT_SPEC.read_text(encoding="utf-8"))
 
@@ -573,7 +573,7 @@ def test_a_command_imports_what_it_needs(
 @pytest.mark.parametrize("group", [(), ("budget",), ("dataset",)])
 def test_no_command_is_described_in_half(environment: dict[str, str], group: tuple[str, ...]) -> None:
     result = subprocess.run(
-        [*COMMAND, *group, "--help"],
+        ["dpml", *group, "--help"],
         env=environment | {"COLUMNS": "80"},
         capture_output=True,
         text=True,

@@ -26,7 +26,6 @@ NOT_RUN = {"README.md": 1, "docs/install.md": 9, "docs/operations.md": 1, "docs/
 """Blocks by page that no test can run. A new one is decided here, and says why in its comment."""
 
 TIMEOUT_S = 120
-MAIN = "import sys; from pg_dpml.cli import main; sys.argv[0] = 'dpml'; main()"
 
 
 class Terminal:
@@ -136,14 +135,12 @@ def test_blocks_that_are_not_run_are_counted() -> None:
 
 
 @pytest.fixture
-def terminals(server: EmbeddedServer, database: str, tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+def terminals(
+    server: EmbeddedServer, database: str, dpml_program: Path, tmp_path: Path
+) -> Iterator[tuple[Path, dict[str, str]]]:
     """Folder and variables of a reader on a server like the demo's; roles that the pages make are dropped."""
-    folder, programs = tmp_path / "work", tmp_path / "bin"
+    folder = tmp_path / "work"
     folder.mkdir()
-    programs.mkdir()
-    dpml = programs / "dpml"
-    dpml.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{MAIN}" "$@"\n', encoding="utf-8")
-    dpml.chmod(0o755)
     for name in ("bash", "psql"):
         assert shutil.which(name, path=f"{server.programs}:{os.environ['PATH']}"), name
     kept = {
@@ -151,7 +148,7 @@ def terminals(server: EmbeddedServer, database: str, tmp_path: Path) -> Iterator
     }
     environment = kept | server.environment
     environment |= {
-        "PATH": f"{programs}:{server.programs}:{kept['PATH']}",
+        "PATH": f"{dpml_program.parent}:{server.programs}:{kept['PATH']}",
         "COLUMNS": "100",
         "PYTHONDEVMODE": "",
     }
