@@ -82,7 +82,6 @@ def program() -> Iterator[Path]:
 
 def serve(place: str) -> None:
     """Fork a command for every caller; returns in none of the processes before its command has ended."""
-    import matplotlib.figure
     import psycopg  # noqa: F401
     import scipy.optimize
     import scipy.signal  # noqa: F401
