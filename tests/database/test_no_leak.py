@@ -93,6 +93,9 @@ EXPLAINING = {
     "pg_stat_statements.track": "all",
 }
 
+CLOCKS_S = 2.0
+"""By how much the times of files may differ from the clock."""
+
 # Rows that nobody may see
 
 
@@ -182,8 +185,9 @@ class House:
     unnoised: Secrets
     settings: str = ""
     known: dict[str, set[bytes]] = field(default_factory=dict)
-    """Lines of every relation before there were rows."""
-    furnished: float = 0.0
+    """Lines of every relation before there were rows; by role and relation, those that were looked at."""
+    looked: float = 0.0
+    """When the files of the server were looked at."""
     offsets: dict[Path, int] = field(default_factory=dict)
 
     @property
@@ -201,6 +205,14 @@ class House:
             silent["auto_explain.log_min_duration"] = "-1"
         options = " ".join(f"-c {name}={value}" for name, value in silent.items())
         return f"{self.server.dsn_of('house')} options='{options}'"
+
+    def new_lines(self, role: str, relation: str, lines: set[bytes]) -> tuple[str, bytes]:
+        """The place, and its lines but those that an earlier look saw, which are older than later secrets."""
+        place = f"{role}: {relation}"
+        known = self.known.setdefault(place, set(self.known.get(relation, ())))
+        new = lines - known
+        known |= new
+        return place, b"\n".join(new)
 
     def new_log(self) -> Iterator[bytes]:
         """What the server wrote since the last look."""
@@ -239,7 +251,7 @@ def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         with psycopg.connect(server.dsn_of("house"), autocommit=True) as connection:
             furnish(connection, found)
             connection.execute("CHECKPOINT")
-        found.furnished = time.time()
+        found.looked = time.time()
         yield found
 
 
@@ -282,8 +294,9 @@ def watcher(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
 def sweep(
     house: House, watcher: Watcher, printed: str, *, errors: list[BaseException] | None = None
 ) -> Sightings:
-    """All places where a secret of any run so far could be seen, and what was seen there."""
+    """All places where a secret of any run so far could be seen, and what is new there that shows one."""
     found, secrets = Sightings(), (house.rows, house.unnoised)
+    began = time.time()
     watcher.look(secrets, found)
     found.look("terminal", printed.encode(), secrets)
     for error in errors or ():
@@ -297,15 +310,14 @@ def sweep(
         connection.execute("UPDATE dpml.models SET granted_to = '{public}'")
         connection.execute("SET SESSION AUTHORIZATION analyst")
         for name, lines in leaks.relations(connection):
-            new = b"\n".join(lines - house.known.get(name, set()))
-            found.look(f"analyst: {name}", new, secrets, many_numbers="pg_stat" in name)
+            found.look(*house.new_lines("analyst", name, lines), secrets, many_numbers="pg_stat" in name)
     with psycopg.connect(house.quiet, autocommit=True) as connection:
         for name, lines in leaks.relations(connection):
             statistics = "pg_stat" in name
             # rows themselves, and statistics of their columns
             own = statistics or name in ("public.patients", "public.others", "public.broken")
-            new = b"\n".join(lines - house.known.get(name, set()))
-            found.look(f"superuser: {name}", new, secrets[1:] if own else secrets, many_numbers=statistics)
+            new = house.new_lines("superuser", name, lines)
+            found.look(*new, secrets[1:] if own else secrets, many_numbers=statistics)
         left = connection.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
         ).fetchall()
@@ -317,12 +329,13 @@ def sweep(
         found["temporary files left"] = [f"{len(part)} bytes"]
     # Not the log, which is looked at as text.
     for folder in ("base", "pg_wal", "global", "pg_stat_tmp", "pg_replslot"):
-        for path, part in leaks.contents(house.data / folder, since=house.furnished):
+        for path, part in leaks.contents(house.data / folder, since=house.looked - CLOCKS_S):
             # the unused rest of a segment is zero
             known = leaks.without_padding(part.rstrip(b"\0") + bytes(8), database)
             hits = house.unnoised.find_bytes(known)
             if hits:
                 found.setdefault("files of the server", []).extend(f"{path.name}: {hit}" for hit in hits)
+    house.looked = began
     return found
 
 
