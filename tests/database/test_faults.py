@@ -927,11 +927,12 @@ def test_locks_on_the_table(
 ) -> None:
     """ACCESS SHARE and no more, whatever a run does: what a transaction locks, it holds to its end."""
     modes: set[str] = set()
-    held = (
-        "SELECT l.mode FROM pg_locks l JOIN pg_class c ON c.oid = l.relation "
-        "WHERE l.pid = pg_backend_pid() AND (c.oid = 'public.people'::regclass OR c.oid IN "
-        "(SELECT indexrelid FROM pg_index WHERE indrelid = 'public.people'::regclass))"
-    )
+    own = clean.execute(
+        "SELECT 'public.people'::regclass::oid "
+        "UNION SELECT indexrelid FROM pg_index WHERE indrelid = 'public.people'::regclass"
+    ).fetchall()
+    oids = ", ".join(str(oid) for (oid,) in own)
+    held = f"SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation IN ({oids})".encode()
     send = psycopg.Cursor.execute
 
     def watch(self: psycopg.Cursor, *given: Any, **options: Any) -> psycopg.Cursor:

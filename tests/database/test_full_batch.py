@@ -119,23 +119,18 @@ def sum_of_gradients(
     unit_clip: float,
 ) -> FloatArray:
     """The oracle's: each row's clipped, then each unit's."""
-    rows = []
-    for row, label in zip(x, y, strict=True):
+    slopes = []
+    for scores, label in zip((x @ w.T).tolist(), y, strict=True):
         if name == "softmax":
-            slopes = oracles.softmax(w @ row, int(label))[1]
-            slopes *= min(1.0, clip / float(np.linalg.norm(slopes)))
-            rows.append(np.outer(slopes, row))
+            found = oracles.softmax(np.array(scores), int(label))[1]
+            slopes.append(found * min(1.0, clip / float(np.linalg.norm(found))))
             continue
         labels = [label] if len(w) == 1 else [1.0 if int(label) == k else -1.0 for k in range(len(w))]
-        slopes = np.array(
-            [
-                oracles.loss(name, float(v @ row), one, clip=clip, h=h)[1]
-                for v, one in zip(w, labels, strict=True)
-            ]
-        )
-        rows.append(np.outer(slopes, row))
+        pairs = zip(scores, labels, strict=True)
+        slopes.append(np.array([oracles.slope(name, u, one, clip=clip, h=h) for u, one in pairs]))
+    rows = np.array(slopes)[:, :, None] * x[:, None, :]
     total = np.zeros_like(w)
-    for unit in np.split(np.array(rows), np.flatnonzero(units)[1:]):
+    for unit in np.split(rows, np.flatnonzero(units)[1:]):
         found = unit.sum(axis=0)
         norm = float(np.linalg.norm(found))
         total += found * (unit_clip / norm if norm > unit_clip else 1.0)

@@ -52,35 +52,41 @@ def squared(u: float, y: float) -> tuple[float, float]:
     return (u - y) ** 2 / 2, u - y
 
 
+def plain(name: str, u: float, y: float, h: float = 0.1) -> tuple[float, float]:
+    """Value and derivative of a loss that is not clipped."""
+    if name == "huber_svm":
+        return huber_svm(u, y, h)
+    return {"logistic": logistic, "hinge": hinge, "squared": squared}[name](u, y)
+
+
+def slope(name: str, u: float, y: float, *, clip: float = math.inf, h: float = 0.1) -> float:
+    """The derivative of a loss, clipped to [-clip, clip]."""
+    return min(max(plain(name, u, y, h)[1], -clip), clip)
+
+
 def loss(name: str, u: float, y: float, *, clip: float = math.inf, h: float = 0.1) -> tuple[float, float]:
     """Value and derivative of a loss whose derivative is clipped to [-clip, clip].
 
     Beyond the point where the derivative reaches the clip, the value goes on
     along the tangent.  That point is found by bisection, not by a formula.
     """
-
-    def plain(v: float) -> tuple[float, float]:
-        if name == "huber_svm":
-            return huber_svm(v, y, h)
-        return {"logistic": logistic, "hinge": hinge, "squared": squared}[name](v, y)
-
-    value, slope = plain(u)
-    if abs(slope) <= clip:
-        return value, slope
-    sign = math.copysign(1.0, slope)
+    value, derivative = plain(name, u, y, h)
+    if abs(derivative) <= clip:
+        return value, derivative
+    sign = math.copysign(1.0, derivative)
     # The derivative rises with v, so sign times it falls from u towards `inside`.
     inside, outside = u, u
     width = 1.0
-    while sign * plain(inside)[1] > clip:
+    while sign * plain(name, inside, y, h)[1] > clip:
         inside -= sign * width
         width *= 2
     for _ in range(200):
         middle = (inside + outside) / 2
-        if sign * plain(middle)[1] > clip:
+        if sign * plain(name, middle, y, h)[1] > clip:
             outside = middle
         else:
             inside = middle
-    return plain(inside)[0] + clip * abs(u - inside), sign * clip
+    return plain(name, inside, y, h)[0] + clip * abs(u - inside), sign * clip
 
 
 def softmax(scores: FloatArray, label: int) -> tuple[float, FloatArray]:
