@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -67,18 +68,20 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(path: Path, *, at_run_time: bool = False) -> Iterator[str]:
+@cache
+def imports(path: Path, *, at_run_time: bool = False) -> tuple[str, ...]:
     """Absolute names of what a module imports, `from a import b` as a.b."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree, names = ast.parse(path.read_text(encoding="utf-8")), list[str]()
     for node in ast.walk(tree):
         if at_run_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write the whole name of a module"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def own_imports(module: str, *, at_run_time: bool = False) -> set[str]:
@@ -127,7 +130,7 @@ def test_a_long_file_says_why(module: str) -> None:
 
 @pytest.mark.parametrize("package", [name for name in MODULES if MODULES[name].name == "__init__.py"])
 def test_rooms_import_nothing_themselves(package: str) -> None:
-    assert package in ("", "cli") or list(imports(MODULES[package])) == []
+    assert package in ("", "cli") or imports(MODULES[package]) == ()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_only_kernels_touch_the_compiled_module() -> None:
 def test_random_numbers_come_from_the_operating_system() -> None:
     """No seed, no generator of a library: privacy/README.md, "Randomness"."""
     for path in MODULES.values():
-        names = list(imports(path))
+        names = imports(path)
         assert not any(name.partition(".")[0] == "random" for name in names), path
         assert not re.search(r"np\.random|default_rng|\bseed\s*[=(]", path.read_text(encoding="utf-8")), path
 
@@ -234,6 +237,7 @@ def test_public_names() -> None:
         assert getattr(pg_dpml, name).__doc__, name
 
 
+@cache
 def listed(module: str) -> list[str]:
     """`__all__` as it is written."""
     for node in ast.parse(MODULES[module].read_text(encoding="utf-8")).body:
