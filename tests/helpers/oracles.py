@@ -329,13 +329,13 @@ def dual_change(name: str, u: float, y: float, alpha: float, q: float, *, h: flo
     a corner of the loss: s - u + q (phi'(s) + alpha) rises through 0 there.
     """
     low, high = -1.0, 1.0
-    while low - u + q * (loss(name, low, y, h=h)[1] + alpha) > 0:
+    while low - u + q * (plain(name, low, y, h)[1] + alpha) > 0:
         low *= 2
-    while high - u + q * (loss(name, high, y, h=h)[1] + alpha) < 0:
+    while high - u + q * (plain(name, high, y, h)[1] + alpha) < 0:
         high *= 2
     for _ in range(200):
         s = (low + high) / 2
-        if s - u + q * (loss(name, s, y, h=h)[1] + alpha) > 0:
+        if s - u + q * (plain(name, s, y, h)[1] + alpha) > 0:
             high = s
         else:
             low = s

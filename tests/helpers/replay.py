@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -722,17 +722,51 @@ class Encoder:
     crosses: tuple[tuple[int, int], ...] = ()
     """Pairs of columns, by their places."""
 
-    @property
+    @cached_property
     def n_raw(self) -> int:
         """Features of a row before the projection."""
         sizes = [column.basis_size for column in self.columns]
         products = sum(sizes[first] * sizes[second] for first, second in self.crosses)
         return sum(column.width for column in self.columns) + products
 
-    @property
+    @cached_property
     def n_features(self) -> int:
         """Features of a row, the intercept included."""
         return (self.n_raw if self.projection is None else len(self.projection)) + self.intercept
+
+    @cached_property
+    def in_c(self) -> tuple[Any, list[Any]]:
+        """The encoder for C, and what must live as long as it does."""
+        knots = [np.array(column.knots, dtype=np.float64) for column in self.columns]
+        columns = [
+            {
+                **vars(column),
+                "kind": _COLUMN_KINDS[column.kind],
+                "scale": _SCALES[column.scale],
+                "image": column.image or (0, 0, 0, 0),
+                "n_knots": own.size,
+                "knots": pointer(own),
+            }
+            for column, own in zip(self.columns, knots, strict=True)
+        ]
+        c_columns = ffi.new("DpmlColumn[]", columns)
+        c_crosses = ffi.new("DpmlCross[]", list(self.crosses))
+        matrix = None if self.projection is None else np.ascontiguousarray(self.projection, dtype=np.float32)
+        c_encoder = ffi.new(
+            "DpmlEncoder *",
+            {
+                "columns": c_columns,
+                "n_columns": len(columns),
+                "crosses": c_crosses,
+                "n_crosses": len(self.crosses),
+                "n_raw": self.n_raw,
+                "n_features": self.n_features,
+                "intercept": self.intercept,
+                "norm": lib.DPML_CLIP_VALUES if self.clip_values else int(self.normalize),
+                "projection": ffi.NULL if matrix is None else pointer(matrix, "float"),
+            },
+        )
+        return c_encoder, [c_columns, c_crosses, knots, matrix]
 
 
 def _c_value(column: Column, value: Any, kept: list[Any]) -> dict[str, Any]:
@@ -749,44 +783,11 @@ def _c_value(column: Column, value: Any, kept: list[Any]) -> dict[str, Any]:
     return {"length": elements.size, "elements": pointer(elements), "places": pointer(own, "uint32_t")}
 
 
-def _c_encoder(encoder: Encoder, values: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
-    """An encoder and a row's values for C, and what must live as long as they do."""
-    knots = [np.array(column.knots, dtype=np.float64) for column in encoder.columns]
-    columns = [
-        {
-            **vars(column),
-            "kind": _COLUMN_KINDS[column.kind],
-            "scale": _SCALES[column.scale],
-            "image": column.image or (0, 0, 0, 0),
-            "n_knots": own.size,
-            "knots": pointer(own),
-        }
-        for column, own in zip(encoder.columns, knots, strict=True)
-    ]
-    c_columns = ffi.new("DpmlColumn[]", columns)
-    c_crosses = ffi.new("DpmlCross[]", list(encoder.crosses))
-    kept: list[Any] = [c_columns, c_crosses, knots]
-    c_values = ffi.new(
-        "DpmlValue[]",
-        [_c_value(column, value, kept) for column, value in zip(encoder.columns, values, strict=True)],
-    )
-    c_encoder = ffi.new(
-        "DpmlEncoder *",
-        {
-            "columns": c_columns,
-            "n_columns": len(columns),
-            "crosses": c_crosses,
-            "n_crosses": len(encoder.crosses),
-            "n_raw": encoder.n_raw,
-            "n_features": encoder.n_features,
-            "intercept": encoder.intercept,
-            "norm": lib.DPML_CLIP_VALUES if encoder.clip_values else int(encoder.normalize),
-            "projection": ffi.NULL
-            if encoder.projection is None
-            else pointer(np.ascontiguousarray(encoder.projection, dtype=np.float32), "float"),
-        },
-    )
-    return c_encoder, c_values, kept
+def _c_values(encoder: Encoder, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A row's values for C, and what must live as long as they do."""
+    kept: list[Any] = []
+    pairs = zip(encoder.columns, values, strict=True)
+    return ffi.new("DpmlValue[]", [_c_value(column, value, kept) for column, value in pairs]), kept
 
 
 def encode_row(encoder: Encoder, values: Sequence[Any]) -> npt.NDArray[np.float32]:
@@ -795,10 +796,10 @@ def encode_row(encoder: Encoder, values: Sequence[Any]) -> npt.NDArray[np.float3
     `values` has, for each column, a number, a level's index, a sequence of numbers, or for a sparse column
     a pair of sequences, places and numbers; None is a NULL, of a column or of an array's element.
     """
-    c_encoder, c_values, kept = _c_encoder(encoder, values)
+    c_values, kept = _c_values(encoder, values)
     work = np.empty(encoder.n_raw + encoder.n_features)
     out = np.empty(encoder.n_features, dtype=np.float32)
-    lib.dpml_encode_row(c_encoder, c_values, pointer(work), pointer(out, "float"))
+    lib.dpml_encode_row(encoder.in_c[0], c_values, pointer(work), pointer(out, "float"))
     kept.clear()
     return out
 
@@ -807,12 +808,12 @@ def encode_sparse(
     encoder: Encoder, values: Sequence[Any]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
     """As `encode_row`, the columns and values of the features that are not 0."""
-    c_encoder, c_values, kept = _c_encoder(encoder, values)
+    c_values, kept = _c_values(encoder, values)
     work = np.empty(encoder.n_features)
     columns = np.empty(encoder.n_features, dtype=np.uint32)
     out = np.empty(encoder.n_features, dtype=np.float32)
     n = lib.dpml_encode_sparse(
-        c_encoder, c_values, pointer(work), pointer(columns, "uint32_t"), pointer(out, "float")
+        encoder.in_c[0], c_values, pointer(work), pointer(columns, "uint32_t"), pointer(out, "float")
     )
     kept.clear()
     return columns[:n], out[:n]
