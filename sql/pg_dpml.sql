@@ -1072,6 +1072,12 @@ COMMENT ON FUNCTION dpml.whiten(bytea, float8[], float8) IS
 'the block with every row x as x norm / ||p x||; p is a symmetric matrix, row by row';
 GRANT EXECUTE ON FUNCTION dpml.whiten(bytea, float8[], float8) TO dpml_curator;
 
+CREATE FUNCTION dpml.whiten(block bytea, v float8[], norm float8, scale float8) RETURNS bytea
+	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE COST 2000 AS 'MODULE_PATHNAME', 'dpml_whiten_by_directions_of';
+COMMENT ON FUNCTION dpml.whiten(bytea, float8[], float8, float8) IS
+'the block with every row x as x norm / ||scale x - v'' v x||; v is a matrix of few rows, row by row';
+GRANT EXECUTE ON FUNCTION dpml.whiten(bytea, float8[], float8, float8) TO dpml_curator;
+
 CREATE FUNCTION dpml.block_capacity(kind text, n_features int4, n_values int4) RETURNS int4
 	LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE AS 'MODULE_PATHNAME', 'dpml_block_capacity_sql';
 COMMENT ON FUNCTION dpml.block_capacity(text, int4, int4) IS

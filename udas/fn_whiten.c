@@ -7,6 +7,7 @@
 #include "sums_state.h"
 #include "support.h"
 
+#include "kernels/directions.h"
 #include "kernels/sums.h"
 #include "kernels/whiten.h"
 
@@ -21,6 +22,7 @@ typedef struct WhitenCall
 } WhitenCall;
 
 DPML_FUNCTION(dpml_whiten);
+DPML_FUNCTION(dpml_whiten_by_directions_of);
 
 static void
 forget_matrix(WhitenCall *call)
@@ -35,20 +37,20 @@ forget_matrix(WhitenCall *call)
 
 /* Copy and unpack a matrix into the current context. */
 static WhitenCall *
-read_matrix(const struct varlena *given)
+read_matrix(const struct varlena *given, const char *name)
 {
 	WhitenCall *call = palloc0(sizeof(WhitenCall));
 
 	call->given = palloc(VARSIZE_ANY(given));
 	memcpy(call->given, given, VARSIZE_ANY(given));
 	call->array = DatumGetArrayTypeP(PointerGetDatum(call->given));
-	call->p = dpml_float8_argument(call->array, "p", &call->n);
+	call->p = dpml_float8_argument(call->array, name, &call->n);
 	for (Size i = 0; i < call->n; i++)
 	{
 		if (!isfinite(call->p[i]))
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("p must have finite elements")));
+					 errmsg("%s must have finite elements", name)));
 	}
 	return call;
 }
@@ -59,7 +61,7 @@ read_matrix(const struct varlena *given)
  * other by all its bytes, as its memory may hold another value now.
  */
 static WhitenCall *
-get_matrix(FunctionCallInfo fcinfo, int argument)
+get_matrix(FunctionCallInfo fcinfo, int argument, const char *name)
 {
 	WhitenCall *call = fcinfo->flinfo->fn_extra;
 	struct varlena *given = PG_GETARG_RAW_VARLENA_P(argument);
@@ -74,7 +76,7 @@ get_matrix(FunctionCallInfo fcinfo, int argument)
 	if (call != NULL)
 		forget_matrix(call);
 	old = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
-	call = read_matrix(given);
+	call = read_matrix(given, name);
 	MemoryContextSwitchTo(old);
 	fcinfo->flinfo->fn_extra = call;
 	return call;
@@ -86,6 +88,15 @@ make_panels(WhitenCall *call, MemoryContext context, int32 d)
 {
 	call->panels = dpml_alloc(context, (Size) dpml_whiten_panels_size(d) * sizeof(double));
 	dpml_whiten_panels(d, call->p, call->panels);
+}
+
+static void
+require_positive(double value, const char *name)
+{
+	if (!(value > 0.0 && isfinite(value)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be a number > 0", name)));
 }
 
 /* (block bytea, p float8[], norm float8), STRICT */
@@ -100,12 +111,9 @@ dpml_whiten(PG_FUNCTION_ARGS)
 	int64		row_products;
 	int32		n;
 
-	if (!(norm > 0.0 && isfinite(norm)))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("norm must be a number > 0")));
+	require_positive(norm, "norm");
 	dpml_open_block(&block, PG_GETARG_DATUM(0));
-	call = get_matrix(fcinfo, 1);
+	call = get_matrix(fcinfo, 1, "p");
 	if (call->n != (Size) block.n_features * (Size) block.n_features)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -122,6 +130,43 @@ dpml_whiten(PG_FUNCTION_ARGS)
 	{
 		n = Min(dpml_sums_piece(row_products), block.n_rows - i);
 		dpml_whiten_rows(&block, call->p, call->panels, norm, i, n, work, values);
+	}
+	block.values = values;
+	PG_RETURN_BYTEA_P(dpml_make_block(&block));
+}
+
+/* (block bytea, v float8[], norm float8, scale float8), STRICT */
+Datum
+dpml_whiten_by_directions_of(PG_FUNCTION_ARGS)
+{
+	double		norm = PG_GETARG_FLOAT8(2);
+	double		scale = PG_GETARG_FLOAT8(3);
+	WhitenCall *call;
+	DpmlBlock	block;
+	float	   *values;
+	double	   *work;
+	Size		d;
+	int32		n_directions;
+	int32		n;
+
+	require_positive(norm, "norm");
+	require_positive(scale, "scale");
+	dpml_open_block(&block, PG_GETARG_DATUM(0));
+	call = get_matrix(fcinfo, 1, "v");
+	d = (Size) block.n_features;
+	if (call->n % d != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("v must have %zu elements a row, as the block has features, not %zu elements in all", d,
+						call->n)));
+	n_directions = (int32) (call->n / d);
+
+	values = palloc((Size) block.n_values * sizeof(float));
+	work = palloc((Size) dpml_directions_memory(block.n_features, n_directions, DPML_FOLD_ROWS) * sizeof(double));
+	for (int32 i = 0; i < block.n_rows; i += n)
+	{
+		n = Min(dpml_sums_piece(2 * (int64) call->n + 1), block.n_rows - i);
+		dpml_whiten_by_directions(&block, scale, call->p, n_directions, norm, i, n, work, values);
 	}
 	block.values = values;
 	PG_RETURN_BYTEA_P(dpml_make_block(&block));

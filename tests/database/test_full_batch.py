@@ -65,11 +65,9 @@ class Spy:
             self.releases.append((vector.copy(), released, noise))
             return released
 
-        def spied_whiten(
-            session: Session, source: Source, packed: PackedRows, matrix: sql.Identifier, norm: float
-        ) -> PackedRows:
+        def spied_whiten(session: Session, source: Source, packed: PackedRows, *given: Any) -> PackedRows:
             self.before = self.look(session, packed)
-            whitened = whiten(session, source, packed, matrix, norm)
+            whitened = whiten(session, source, packed, *given)
             self.after = self.look(session, whitened)
             return whitened
 

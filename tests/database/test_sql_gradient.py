@@ -605,6 +605,18 @@ def test_whiten(connection: psycopg.Connection, d: int, form: str) -> None:
         assert [bytes(row[0]) for row in connection.execute(query.encode())] == wanted
 
 
+def test_whiten_by_few_directions(connection: psycopg.Connection) -> None:
+    blocks = [
+        replay.pack_dense(np.random.default_rng(i).normal(size=(40, 13)), np.ones(40)) for i in range(3)
+    ]
+    load(connection, blocks)
+    for k in (1, 4):
+        v = np.random.default_rng(14).normal(size=(k, 13)) / 13
+        query = "SELECT dpml.whiten(block, %s::float8[], 0.75, 1.5) FROM blocks ORDER BY block_no"
+        found = connection.execute(query, (v.reshape(-1).tolist(),)).fetchall()
+        assert [bytes(row[0]) for row in found] == [replay.whiten(block, v, 0.75, 1.5) for block in blocks]
+
+
 def test_whiten_sees_a_variable_change(connection: psycopg.Connection) -> None:
     """PL/pgSQL keeps an array expanded and changes it in place."""
     load(connection, [replay.pack_dense([[0.5, 0.25]], [1.0])])
@@ -633,3 +645,10 @@ def test_whiten_arguments(connection: psycopg.Connection) -> None:
     assert "one-dimensional" in refused(connection, call, block, [[1.0, 0.0], [0.0, 1.0]], 1.0)
     assert "packed block" in refused(connection, call, b"?", [1.0], 1.0)
     assert scalar(connection, call, block, None, 1.0) is None
+    few = "SELECT dpml.whiten(%s, %s::float8[], %s, %s)"
+    message = "v must have 2 elements a row, as the block has features, not 3 elements in all"
+    assert refused(connection, few, block, [1.0, 0.0, 1.0], 1.0, 1.0) == message
+    assert refused(connection, few, block, [1.0, float("inf")], 1.0, 1.0) == "v must have finite elements"
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        assert refused(connection, few, block, [1.0, 0.0], wrong, 1.0) == "norm must be a number > 0"
+        assert refused(connection, few, block, [1.0, 0.0], 1.0, wrong) == "scale must be a number > 0"

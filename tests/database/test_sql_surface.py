@@ -324,6 +324,7 @@ CURATOR_CALLS = [
     "SELECT dpml.gram(block) FROM blocks",
     f"SELECT dpml.gram(block, '{{0,0,0,0}}', '{SUMS}') FROM blocks",
     "SELECT dpml.whiten(block, '{1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}', 1) FROM blocks",
+    "SELECT dpml.whiten(block, '{1,0,0,0}', 1, 2) FROM blocks",
     "SELECT dpml.pack(block) FROM blocks",
     "SELECT dpml.pack(block, 10) OVER () FROM blocks",
     "SELECT dpml.rows(block) FROM blocks",

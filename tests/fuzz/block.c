@@ -10,6 +10,7 @@
 #include "fuzz.h"
 #include "records.h"
 
+#include "kernels/directions.h"
 #include "kernels/block.h"
 #include "kernels/gradient.h"
 #include "kernels/gram.h"
@@ -253,6 +254,7 @@ static void
 run_whiten(const Choices *choices, const DpmlBlock *block)
 {
 	int64_t		d = block->n_features;
+	int32_t		n_directions = block->n_features < 3 ? block->n_features : 3;
 	double	   *p = numbers(d * d);
 	double	   *panels = allocate((size_t) dpml_whiten_panels_size(block->n_features) * sizeof(double));
 	double	   *work = allocate((size_t) dpml_whiten_memory(block->n_features, choices->piece) * sizeof(double));
@@ -263,6 +265,14 @@ run_whiten(const Choices *choices, const DpmlBlock *block)
 		dpml_whiten_rows(block, p, panels, 0.9, i, choices->piece, work, values);
 	for (int32_t i = 0; i < block->n_values; i++)
 		REQUIRE(fabsf(values[i]) <= FLT_MAX);
+	free(work);
+	work = allocate((size_t) dpml_directions_memory(block->n_features, n_directions, choices->piece) * sizeof(double));
+	for (int32_t i = 0; i < block->n_rows; i += choices->piece)
+		dpml_whiten_by_directions(block, 1.1, p, n_directions, 0.9, i, choices->piece, work, values);
+	for (int32_t i = 0; i < block->n_values; i++)
+		REQUIRE(fabsf(values[i]) <= FLT_MAX);
+	free(work);
+	work = numbers(d);
 	if (block->kind == DPML_DENSE && block->n_rows > 0)
 	{
 		double		score[MOST_CLASSES];

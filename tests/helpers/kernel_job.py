@@ -55,8 +55,8 @@ class KernelBlocks:
         assert sums.xy is not None
         return GramSums(symmetric(sums.xx, self.n_features), sums.xy, sums.rows)
 
-    def whiten(self, matrix: FloatArray, norm: float) -> None:
-        self.blocks = [replay.whiten(block, matrix, norm) for block in self.blocks]
+    def whiten(self, matrix: FloatArray, norm: float, scale: float | None = None) -> None:
+        self.blocks = [replay.whiten(block, matrix, norm, scale) for block in self.blocks]
 
 
 class KernelJob:

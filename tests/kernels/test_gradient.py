@@ -369,6 +369,19 @@ def test_whitened_rows_have_one_norm(d: int, form: str) -> None:
     np.testing.assert_allclose(rows, expected, rtol=2.0**-23, atol=0.0)
 
 
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("k", [0, 1, 2, 5])
+@pytest.mark.parametrize("d", [1, 3, 4, 8, 13, 32, 50])
+def test_few_directions_whiten_as_their_matrix_does(d: int, k: int, form: str) -> None:
+    x, y = make_rows(LOSSES["logistic"], n=43, d=d)
+    x[7] = 0.0
+    v = np.random.default_rng(9).normal(size=(k, d)) / (2.0 * d)
+    (block,) = pack(form, x, y, rows_per_block=50)
+    found = replay.open_block(replay.whiten(block, v, 0.9, 1.5))
+    wanted = replay.open_block(replay.whiten(block, 1.5 * np.eye(d) - v.T @ v, 0.9))
+    np.testing.assert_allclose(found.values, wanted.values, rtol=2.0**-23, atol=0.0)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-44, 38), st.integers(-300, 300), st.integers(-300, 300))
 def test_whitening_is_finite_at_any_scale(row_scale: int, p_scale: int, norm_scale: int) -> None:
@@ -377,13 +390,21 @@ def test_whitening_is_finite_at_any_scale(row_scale: int, p_scale: int, norm_sca
     p = np.eye(5) + 0.01 * (draw + draw.T)
     x = (np.ones((1, 5)) * 10.0**row_scale).astype(np.float32)
     norm = 10.0**norm_scale
-    after = replay.open_block(replay.whiten(replay.pack_dense(x, [1.0]), p * 10.0**p_scale, norm)).values
-    assert np.isfinite(after).all()
-    exponent = norm_scale - p_scale
-    if -278 < row_scale + p_scale < 307 and -36 < exponent < 37 and x.any():
-        assert np.linalg.norm(after.astype(np.float64) @ p) == pytest.approx(10.0**exponent, rel=1e-6)
-    if exponent > 40 or not x.any():
-        assert not after.any()
+    block = replay.pack_dense(x, [1.0])
+    v = np.full((1, 5), 0.1)
+    for after, image in (
+        (replay.whiten(block, p * 10.0**p_scale, norm), p),
+        (replay.whiten(block, v * 10.0 ** (p_scale / 2), norm, 10.0**p_scale), np.eye(5) - v.T @ v),
+    ):
+        values = replay.open_block(after).values
+        assert np.isfinite(values).all()
+        exponent = norm_scale - p_scale
+        if -278 < row_scale + p_scale < 307 and -36 < exponent < 37 and x.any():
+            assert np.linalg.norm(values.astype(np.float64) @ image) == pytest.approx(
+                10.0**exponent, rel=1e-6
+            )
+        if exponent > 40 or not x.any():
+            assert not values.any()
 
 
 @settings(max_examples=100, deadline=None)
@@ -430,6 +451,8 @@ def test_bad_arguments_are_refused() -> None:
         lambda: replay.gram(blocks, np.zeros(D - 1), LOSSES["logistic"]),
         lambda: replay.whiten(blocks[0], np.zeros(D), 1.0),
         lambda: replay.whiten(blocks[0], np.eye(D), math.inf),
+        lambda: replay.whiten(blocks[0], np.zeros(D + 1), 1.0, 1.0),
+        lambda: replay.whiten(blocks[0], np.zeros(D), 1.0, math.inf),
     ]
     for call in refused:
         with pytest.raises(ValueError, match="must"):

@@ -360,6 +360,24 @@ def test_rows_are_scaled_for_the_rounding_of_float32() -> None:
     assert 0.99 < longest <= 1.0
 
 
+def test_rows_are_scaled_for_the_rounding_of_few_directions() -> None:
+    """The same row, where P is known by the directions in which it is shorter."""
+    rng = np.random.default_rng(9)
+    condition = 2.0**16
+    longest = 0.0
+    for d, k in [(24, 3), (45, 1), (93, 11)] * 60:
+        vectors = np.linalg.qr(rng.normal(size=(d, k + 1)))[0].T
+        directions = vectors[1:] * math.sqrt(1.0 - 1.0 / condition)
+        matrix = np.eye(d) - directions.T @ directions
+        row = 0.5 * (vectors[1] + vectors[0] / condition)
+        (block,) = neighbours.pack("dense", row[None], [1.0], None, [1])
+        norm = composed.stored_norm(1.0001 * condition)
+        after = replay.open_block(replay.whiten(block, directions, norm, 1.0)).values[0].astype(np.longdouble)
+        image = (matrix.astype(np.longdouble) @ after).astype(np.float64)
+        longest = max(longest, float(np.linalg.norm(image)))
+    assert 0.99 < longest <= 1.0
+
+
 # Plans.
 
 

@@ -106,6 +106,20 @@ MUTANTS = [
         f"{TEST_ENCODE}::test_norm_of_a_sparse_vector_is_that_of_the_dense_one_bit_for_bit",
     ),
     Mutant(
+        "few-directions-without-the-last-columns",
+        KERNELS,
+        "\t\t\tsquares[r] += y * y;\n",
+        "\t\t\tsquares[r] += 0.0 * y;\n",
+        f"{TEST_FULL_BATCH}::test_rows_are_scaled_for_the_rounding_of_few_directions",
+    ),
+    Mutant(
+        "rows-longer-along-few-directions",
+        KERNELS,
+        "y[r][half] -= (DpmlLanes)",
+        "y[r][half] -= 1.5 * (DpmlLanes)",
+        f"{TEST_FULL_BATCH}::test_rows_are_scaled_for_the_rounding_of_few_directions",
+    ),
+    Mutant(
         "added-unit-without-the-growth",
         PRIVACY,
         "removed.at(splits) + growth * added.at(whole - splits)",

@@ -3,11 +3,13 @@
 #ifndef DPML_ROW_H
 #define DPML_ROW_H
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "block.h"
+#include "scalar.h"
 #include "vector.h"
 
 enum RowForm
@@ -65,6 +67,24 @@ row_axpy(const Row *row, double a, double *out)
 		dpml_axpy_f64(row->n, a, row->f64, out);
 	else
 		dpml_axpy_sparse(row->n, a, row->columns, row->f32, out);
+}
+
+/* out = factor x, or zeros if a value would not be finite. */
+DPML_INLINE void
+row_scale(const Row *row, double factor, float *out)
+{
+	int			finite = dpml_finite(factor);
+
+	for (int64_t i = 0; i < row->n; i++)
+	{
+		double		v = factor * row->f32[i];
+
+		finite = finite && fabs(v) <= FLT_MAX;
+		out[i] = finite ? (float) v : 0.0f;
+	}
+	if (!finite)
+		for (int64_t i = 0; i < row->n; i++)
+			out[i] = 0.0f;
 }
 
 DPML_INLINE Row

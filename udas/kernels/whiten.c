@@ -12,7 +12,6 @@
  */
 #include "whiten.h"
 
-#include <float.h>
 #include <math.h>
 
 #include "group.h"
@@ -149,24 +148,6 @@ careful_norm(const DpmlBlock *block, const double *p, int32_t i, double *product
 	return norm > 1e-280 ? norm : 0.0;
 }
 
-/* out = factor x, or zeros if a value would not be finite. */
-DPML_INLINE void
-scale_row(const Row *row, double factor, float *out)
-{
-	int			finite = dpml_finite(factor);
-
-	for (int64_t i = 0; i < row->n; i++)
-	{
-		double		v = factor * row->f32[i];
-
-		finite = finite && fabs(v) <= FLT_MAX;
-		out[i] = finite ? (float) v : 0.0f;
-	}
-	if (!finite)
-		for (int64_t i = 0; i < row->n; i++)
-			out[i] = 0.0f;
-}
-
 int64_t
 dpml_whiten_memory(int32_t n_features, int32_t n)
 {
@@ -215,7 +196,7 @@ dpml_whiten_rows(const DpmlBlock *block, const double *p, const double *panels, 
 			length = sqrt(square);
 		else
 			length = careful_norm(block, p, i, product);
-		scale_row(&row, norm / length, values + (row.f32 - block->values));
+		row_scale(&row, norm / length, values + (row.f32 - block->values));
 	}
 }
 

@@ -135,10 +135,20 @@ class Blocks:
         query = self._parts.format(fields=listed, call=call, blocks=self.packed.blocks)
         return self.session.fetch(query, parameters, binary=True)
 
-    def whiten(self, whitening: FloatArray, norm: float) -> None:
-        """Replace every row x by x norm / ||P x||; P, shape (n_features, n_features), is sent by COPY."""
+    def whiten(self, matrix: FloatArray, norm: float, scale: float | None = None) -> None:
+        """Replace every row x by x norm / ||P x||.
+
+        Parameters
+        ----------
+        matrix : ndarray of shape (n_features, n_features) or (k, n_features)
+            P, or with a scale V of P = scale I - V'V; it is sent by COPY.
+        norm : float
+            In (0, inf).
+        scale : float, optional
+            In (0, inf).
+        """
         old = self.packed.blocks
-        self.packed = self._whitened_rows(whitening, norm)
+        self.packed = self._whitened_rows(matrix, norm, scale)
         self.session.execute(sql.SQL("DROP TABLE {}").format(old))
 
     def whitened(self, whitening: FloatArray) -> Blocks:
@@ -149,13 +159,13 @@ class Blocks:
         whitening : ndarray of shape (n_features, n_features)
             The matrix P.
         """
-        white = replace(self, packed=self._whitened_rows(whitening, 1.0))
+        white = replace(self, packed=self._whitened_rows(whitening, 1.0, None))
         self.tables.append(white.packed.blocks)
         white.tables = self.tables
         return white
 
-    def _whitened_rows(self, whitening: FloatArray, norm: float) -> PackedRows:
-        return whiten(self.session, self.source, self.packed, self.send_matrix(whitening), norm)
+    def _whitened_rows(self, matrix: FloatArray, norm: float, scale: float | None) -> PackedRows:
+        return whiten(self.session, self.source, self.packed, self.send_matrix(matrix), norm, scale)
 
     def send_matrix(self, matrix: FloatArray) -> sql.Identifier:
         """A new work table of one row and one column, `matrix`, row by row."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.encoder import columns_read
-from pg_dpml.blocks.packing import PackedRows, grouped, in_pages, pack, packing_statement
+from pg_dpml.blocks.packing import PackedRows, grouped, in_pages, pack, packing_statement, whiten_call
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.catalog import SourceTable
@@ -440,23 +440,23 @@ class ShardedBlocks(Blocks):
         "GROUP BY b.key, b.shard) AS g ORDER BY g.shard"
     )
 
-    def _whitened_rows(self, whitening: FloatArray, norm: float) -> PackedRows:
-        matrix = self.send_matrix(whitening)
+    def _whitened_rows(self, matrix: FloatArray, norm: float, scale: float | None) -> PackedRows:
+        sent = self.send_matrix(matrix)
+        call, options = whiten_call(sql.SQL("$1"), norm, scale)
         into = _blocks_table(self.session, self.source, self.distribution)
 
         def statement(old: sql.Identifier, new: sql.Identifier, place: sql.Identifier) -> sql.Composed:
-            return sql.SQL(
-                "INSERT INTO {} (key, shard, block) SELECT NULL, {}, dpml.whiten(b.block, $1, %(norm)s) "
-                "FROM {} AS b"
-            ).format(new, place, old)
+            return sql.SQL("INSERT INTO {} (key, shard, block) SELECT NULL, {}, {} FROM {} AS b").format(
+                new, place, call, old
+            )
 
         white = _on_shards(
             self.session,
             _shards_of(self.session, self.packed.blocks),
             into,
             statement,
-            {"norm": norm},
-            sql.SQL("(SELECT w.matrix FROM {} AS w)").format(matrix),
+            options,
+            sql.SQL("(SELECT w.matrix FROM {} AS w)").format(sent),
         )
         return PackedRows(into.table, self.session.fetch_one(white.query, white.parameters())[0])
 

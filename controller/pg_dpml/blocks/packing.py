@@ -31,6 +31,7 @@ __all__ = [
     "store_blocks",
     "unit_fits_block",
     "whiten",
+    "whiten_call",
     "work_memory",
 ]
 
@@ -280,17 +281,30 @@ def work_memory(session: Session, size: int) -> WorkMemory:
 
 
 def whiten(
-    session: Session, source: Source, packed: PackedRows, matrix: sql.Identifier, norm: float
+    session: Session,
+    source: Source,
+    packed: PackedRows,
+    matrix: sql.Identifier,
+    norm: float,
+    scale: float | None,
 ) -> PackedRows:
     """A second table of blocks, in any order, with x norm / ||P x|| for every row x.
 
-    `matrix` is a table of one row and one column, P as `float8[]`, row by row.
+    `matrix` is a table of one row and one column, `float8[]`, row by row: P, or V of P = scale I - V'V.
     Source: privacy/README.md, "Whitened gradients".
     """
-    query = sql.SQL(
-        "SELECT b.block_no, dpml.whiten(b.block, (TABLE {matrix}), %(norm)s) FROM {old} AS b"
-    ).format(matrix=matrix, old=packed.blocks)
-    return store_blocks(session, source, query, {"norm": norm})
+    call, options = whiten_call(sql.SQL("(TABLE {})").format(matrix), norm, scale)
+    query = sql.SQL("SELECT b.block_no, {call} FROM {old} AS b").format(call=call, old=packed.blocks)
+    return store_blocks(session, source, query, options)
+
+
+def whiten_call(
+    matrix: sql.Composable, norm: float, scale: float | None
+) -> tuple[sql.Composed, dict[str, float]]:
+    """The whitened block of a row `b`, as SQL with named parameters, and those; see `whiten`."""
+    more = "" if scale is None else ", %(scale)s"
+    call = sql.SQL("dpml.whiten(b.block, {}, %(norm)s" + more + ")").format(matrix)
+    return call, {"norm": norm} if scale is None else {"norm": norm, "scale": scale}
 
 
 def _block_bytes(source: Source) -> int:

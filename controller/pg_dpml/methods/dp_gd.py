@@ -357,11 +357,12 @@ def _whiten(
     sums = job.blocks.gram()
     job.require_all(sums.rows)
     noisy, _ = composed.release_moments(sums.xx, None, noise)
-    matrix, largest = whitening.matrix(noisy / max(job.plan.problem.n_units, 1))
+    whitener = whitening.of(noisy / max(job.plan.problem.n_units, 1))
     job.report("pass", 1, descent.passes)
-    job.blocks.whiten(matrix, whitening.row_norm)
+    sent = whitener.matrix if whitener.scale is None else whitener.directions
+    job.blocks.whiten(sent, whitening.row_norm, whitener.scale)
     job.report("pass", 2, descent.passes)
-    return matrix, descent.pace(largest)
+    return whitener.matrix, descent.pace(whitener.largest)
 
 
 def _descend(

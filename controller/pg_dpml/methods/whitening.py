@@ -13,7 +13,39 @@ from pg_dpml.kernels import FloatArray
 from pg_dpml.privacy.noise import composed
 from pg_dpml.training.plan import Problem
 
-__all__ = ["Whitening", "noise_edge", "require_second_moments", "smoothed"]
+__all__ = ["Whitener", "Whitening", "noise_edge", "require_second_moments", "smoothed"]
+
+
+LEAST_KEPT = 0.05
+"""Of the spread of eigenvalues that noise hides, the least that is kept.
+
+At 30,000 rows of 400 and 1,600 features it is below 0.02, whether their moments are alike or fall as 1/i, at
+epsilon 0.1, 1 and 5; to keep none changes the accuracy there by at most 0.01 points."""
+
+MOST_DIRECTIONS = 1.0 / 8.0
+"""Of the features, the directions that may be told from the others one by one: more take longer than all."""
+
+
+@dataclass(frozen=True)
+class Whitener:
+    """What whitens rows.
+
+    Attributes
+    ----------
+    matrix : ndarray of shape (d, d)
+        P, symmetric.
+    largest : float
+        Estimate of the largest eigenvalue of the mean of x x' for whitened rows of norm 1, in (0, 1].
+    scale : float or None
+        With it P = scale I - V'V, but for the rounding of P.
+    directions : ndarray of shape (k, d)
+        V, with at least one row; no rows where there is no scale.
+    """
+
+    matrix: FloatArray
+    largest: float
+    scale: float | None
+    directions: FloatArray
 
 
 @dataclass(frozen=True)
@@ -37,8 +69,8 @@ class Whitening:
     row_norm: float
     stddev: float
 
-    def matrix(self, noisy: FloatArray) -> tuple[FloatArray, float]:
-        """P, and how long the rows that it makes are in their longest direction.
+    def of(self, noisy: FloatArray) -> Whitener:
+        """The matrix that whitens.
 
         Parameters
         ----------
@@ -47,23 +79,30 @@ class Whitening:
 
         Returns
         -------
-        matrix : ndarray of shape (d, d)
-            Symmetric, with condition number at most sqrt((most + ridge)/ridge).
-        largest : float
-            Estimate of the largest eigenvalue of the mean of x x' for whitened rows of norm 1, in (0, 1].
+        Whitener
+            Its matrix has condition number at most sqrt((most + ridge)/ridge).
 
         Notes
         -----
         Post-processing of the noisy mean. Source: privacy/README.md, "Whitened gradients".
         """
         values, vectors = np.linalg.eigh(noisy)
-        smooth = smoothed(values, self.stddev)
+        stretched = np.clip(smoothed(values, self.stddev), 0.0, self.most) + self.ridge
         values = np.clip(values, 0.0, self.most)
-        stretched = np.clip(smooth, 0.0, self.most) + self.ridge
-        matrix = (vectors / np.sqrt(stretched)) @ vectors.T
         shares = values / stretched
         total = float(np.sum(shares))
-        return (matrix + matrix.T) / 2.0, float(np.max(shares)) / total if total > 0.0 else 1.0
+        largest = float(np.max(shares)) / total if total > 0.0 else 1.0
+        lengths = 1.0 / np.sqrt(stretched)
+        # Eigenvalues rise: the first ones are hidden, and alike if nothing of their spread is kept.
+        alike = int(np.count_nonzero(stretched == stretched[0]))
+        if len(values) - alike > MOST_DIRECTIONS * len(values):
+            matrix = (vectors * lengths) @ vectors.T
+            return Whitener((matrix + matrix.T) / 2.0, largest, None, np.zeros((0, len(values))))
+        scale = float(lengths[0])
+        first = min(alike, len(values) - 1)  # one at least, if need be of length 0
+        directions = (vectors[:, first:] * np.sqrt(scale - lengths[first:])).T
+        matrix = scale * np.eye(len(values)) - directions.T @ directions
+        return Whitener((matrix + matrix.T) / 2.0, largest, scale, directions)
 
 
 def require_second_moments(method: str, problem: Problem) -> None:
@@ -86,8 +125,8 @@ def smoothed(values: FloatArray, stddev: float) -> FloatArray:
     """Eigenvalues without the spread that noise alone gives them.
 
     Those that stand out of the noise stay. The others are drawn towards their mean, by the part of their
-    variance that the noise explains: where it explains all, they are equal, and their directions are not told
-    apart.
+    variance that the noise explains: where it explains all but `LEAST_KEPT`, they are equal, and their
+    directions are not told apart.
 
     Parameters
     ----------
@@ -115,5 +154,6 @@ def smoothed(values: FloatArray, stddev: float) -> FloatArray:
     centre = float(np.mean(values[hidden]))
     variance = float(np.mean((values[hidden] - centre) ** 2))
     of_noise = stddev**2 * ((d + 1) / 2.0 - 1.0 / d)
-    kept = max(0.0, 1.0 - of_noise / variance) if variance > 0.0 else 0.0
+    kept = 1.0 - of_noise / variance if variance > 0.0 else 0.0
+    kept = kept if kept >= LEAST_KEPT else 0.0
     return np.where(hidden, centre + kept * (values - centre), values)
