@@ -504,9 +504,33 @@ GRANT INSERT (name, role, source, source_owner, spec, min_epsilon, max_epsilon, 
 	ON TABLE dpml.datasets TO dpml_curator;
 SELECT pg_catalog.pg_extension_config_dump('dpml.datasets', '');
 ALTER TABLE dpml.datasets ENABLE ROW LEVEL SECURITY;
+
+-- Analysts may not read budgets. The view, which reads them with its owner's rights, tells of a closed one to those who
+-- may see the data set. A column that says so would have to be changed while a service holds its lock on the row.
+CREATE VIEW dpml.closed_datasets WITH (security_barrier) AS
+	SELECT d.* FROM dpml.datasets d
+	WHERE (d.registered_by = current_user OR EXISTS (
+			SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = d.role AND pg_catalog.pg_has_role(r.oid, 'USAGE')))
+		AND (SELECT e.terms IS NULL FROM dpml.budget_entries e WHERE e.dataset = d.name AND e.charge IS NULL
+			ORDER BY e.turn DESC LIMIT 1);
+COMMENT ON VIEW dpml.closed_datasets IS
+'data sets of dpml.datasets whose budget is closed, so that no model of them can be requested; dpml.datasets shows them to nobody but who registered them';
+DO $$
+DECLARE
+	same record;
+BEGIN
+	FOR same IN SELECT a.attname, pg_catalog.col_description(a.attrelid, a.attnum) AS text FROM pg_catalog.pg_attribute a
+			WHERE a.attrelid = 'dpml.datasets'::pg_catalog.regclass AND a.attnum > 0 LOOP
+		EXECUTE pg_catalog.format('COMMENT ON COLUMN dpml.closed_datasets.%I IS %L', same.attname, same.text);
+	END LOOP;
+END
+$$;
+GRANT SELECT ON TABLE dpml.closed_datasets TO dpml_curator, dpml_analyst;
+
 CREATE POLICY see ON dpml.datasets FOR SELECT USING (registered_by = current_user OR EXISTS (
 	SELECT FROM pg_catalog.pg_roles r
-	WHERE r.rolname = datasets.role AND pg_catalog.pg_has_role(r.oid, 'USAGE')));
+	WHERE r.rolname = datasets.role AND pg_catalog.pg_has_role(r.oid, 'USAGE'))
+	AND NOT EXISTS (SELECT FROM dpml.closed_datasets c WHERE c.name = datasets.name));
 CREATE POLICY register ON dpml.datasets FOR INSERT WITH CHECK (registered_by = current_user);
 CREATE POLICY change ON dpml.datasets FOR UPDATE USING (registered_by = current_user);
 
@@ -517,7 +541,8 @@ CREATE TABLE dpml.requests (
 	dataset text NOT NULL REFERENCES dpml.datasets (name),
 	model text NOT NULL,
 	options jsonb NOT NULL,
-	state text NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'running', 'done', 'refused', 'failed')),
+	state text NOT NULL DEFAULT 'waiting'
+		CHECK (state IN ('waiting', 'running', 'done', 'refused', 'failed', 'withdrawn')),
 	message text,
 	charge bigint REFERENCES dpml.ledger (id)
 );
@@ -530,7 +555,7 @@ COMMENT ON COLUMN dpml.requests.dataset IS 'data set, see dpml.datasets';
 COMMENT ON COLUMN dpml.requests.model IS 'name of the new model';
 COMMENT ON COLUMN dpml.requests.options IS 'objects privacy (epsilon, delta, relation) and training (method and its options)';
 COMMENT ON COLUMN dpml.requests.state IS
-'waiting, running, done, refused (nothing was charged) or failed (see charge)';
+'waiting, running, done, refused or withdrawn (nothing was charged), or failed (see charge)';
 COMMENT ON COLUMN dpml.requests.message IS 'why it was refused or failed';
 COMMENT ON COLUMN dpml.requests.charge IS 'the charge in dpml.ledger; null: nothing was charged';
 GRANT SELECT ON TABLE dpml.requests TO dpml_curator, dpml_analyst;
@@ -548,9 +573,12 @@ CREATE POLICY serve ON dpml.requests FOR UPDATE USING (EXISTS (
 
 CREATE FUNCTION dpml.check_request() RETURNS trigger
 	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
+DECLARE
+	closed_by name;
 BEGIN
 	IF TG_OP = 'UPDATE' THEN
-		IF OLD.state NOT IN ('waiting', 'running') OR NEW.state = 'waiting' THEN
+		IF OLD.state NOT IN ('waiting', 'running') OR NEW.state = 'waiting'
+				OR (NEW.state = 'withdrawn' AND OLD.state <> 'waiting') THEN
 			RAISE EXCEPTION 'request % is % and cannot become %', OLD.id, OLD.state, NEW.state
 				USING ERRCODE = 'object_not_in_prerequisite_state';
 		END IF;
@@ -562,6 +590,12 @@ BEGIN
 				USING ERRCODE = 'undefined_object', HINT = 'SELECT name FROM dpml.datasets lists those that are.';
 		END IF;
 		RETURN NEW;
+	END IF;
+	SELECT c.registered_by INTO closed_by FROM dpml.closed_datasets c WHERE c.name = NEW.dataset;
+	IF FOUND THEN
+		RAISE EXCEPTION 'the budget of data set % is closed, and no model of it can be requested', left(NEW.dataset, 200)
+			USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format(
+				'Ask role %s, who registered it; SELECT name FROM dpml.datasets WHERE offered lists other data sets.', closed_by);
 	END IF;
 	IF NOT EXISTS (SELECT FROM dpml.datasets d JOIN pg_roles r ON r.rolname = d.role
 			WHERE d.name = NEW.dataset AND d.offered AND pg_has_role(r.oid, 'USAGE')) THEN
@@ -578,7 +612,7 @@ BEGIN
 	END IF;
 	IF (SELECT count(*) FROM dpml.requests q WHERE q.state = 'waiting' AND q.requested_by = current_user) >= 100 THEN
 		RAISE EXCEPTION '100 requests of role % are waiting', current_user
-			USING ERRCODE = 'configuration_limit_exceeded', HINT = 'Wait until some of them are done.';
+			USING ERRCODE = 'configuration_limit_exceeded', HINT = 'Wait until some of them are done, or take some back by dpml.withdraw_request.';
 	END IF;
 	RETURN NEW;
 END
@@ -595,6 +629,58 @@ END;
 COMMENT ON FUNCTION dpml.request(text, text, jsonb) IS
 'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it';
 GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
+
+-- An UPDATE right would be one to lock rows that the service is at. So who withdraws a request names it in a row, as who
+-- drops a model does; of the two that want a request that waits, this trigger and the service, one finds it changed.
+CREATE UNLOGGED TABLE dpml.withdrawals (
+	request bigint,
+	withdrawn_by name NOT NULL DEFAULT current_user
+);
+COMMENT ON TABLE dpml.withdrawals IS
+'requests to be withdrawn: a row withdraws one, and is gone when its statement ends';
+COMMENT ON COLUMN dpml.withdrawals.request IS 'number of the request';
+COMMENT ON COLUMN dpml.withdrawals.withdrawn_by IS 'role that withdraws it';
+GRANT INSERT (request) ON TABLE dpml.withdrawals TO dpml_analyst;
+ALTER TABLE dpml.withdrawals ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON dpml.withdrawals FOR INSERT WITH CHECK (withdrawn_by = current_user);
+
+CREATE FUNCTION dpml.carry_out_withdrawal() RETURNS trigger
+	LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, dpml, pg_temp AS $$
+DECLARE
+	found_state text;
+BEGIN
+	DELETE FROM dpml.withdrawals w WHERE w.request = NEW.request AND w.withdrawn_by = NEW.withdrawn_by;
+	IF FOUND THEN				-- else the trigger is on another table, where anything may be written
+		UPDATE dpml.requests q SET state = 'withdrawn'
+			WHERE q.id = NEW.request AND q.requested_by = NEW.withdrawn_by AND q.state = 'waiting';
+		IF FOUND THEN
+			RETURN NULL;
+		END IF;
+		SELECT q.state INTO found_state FROM dpml.requests q
+			WHERE q.id = NEW.request AND q.requested_by = NEW.withdrawn_by;
+	END IF;
+	-- An error, not an answer: it gives up a lock on a row that the service has changed meanwhile.
+	IF found_state IS NULL THEN
+		RAISE EXCEPTION 'role % has made no request %', NEW.withdrawn_by, NEW.request
+			USING ERRCODE = 'no_data_found', HINT = 'SELECT id, model, state FROM dpml.requests lists your requests.';
+	END IF;
+	RAISE EXCEPTION 'request % is % and cannot be withdrawn', NEW.request, found_state
+		USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Only a request that is waiting can be.';
+END
+$$;
+COMMENT ON FUNCTION dpml.carry_out_withdrawal() IS
+'trigger that withdraws the request that a row of dpml.withdrawals names';
+CREATE TRIGGER carry_out_withdrawal AFTER INSERT ON dpml.withdrawals
+	FOR EACH ROW EXECUTE FUNCTION dpml.carry_out_withdrawal();
+
+CREATE FUNCTION dpml.withdraw_request(request bigint) RETURNS void
+	LANGUAGE sql VOLATILE PARALLEL UNSAFE
+BEGIN ATOMIC
+	INSERT INTO dpml.withdrawals (request) VALUES (withdraw_request.request);
+END;
+COMMENT ON FUNCTION dpml.withdraw_request(bigint) IS
+'takes back a request of the caller''s that is waiting, so that nothing is charged for it; an error for any other';
+GRANT EXECUTE ON FUNCTION dpml.withdraw_request(bigint) TO dpml_analyst;
 
 CREATE FUNCTION dpml.require_autocommit() RETURNS void
 	LANGUAGE C VOLATILE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'dpml_require_autocommit';
@@ -624,7 +710,8 @@ BEGIN
 				OPERATOR(pg_catalog.>) (filed OPERATOR(pg_catalog.+) '10 seconds'::pg_catalog.interval) THEN
 			said := true;
 			RAISE NOTICE 'request % is waiting for dpml serve', request
-				USING HINT = 'Cancelling the call leaves it there; SELECT * FROM dpml.requests shows what becomes of it.';
+				USING HINT = pg_catalog.format(
+					'Cancelling the call leaves it there, until SELECT dpml.withdraw_request(%s).', request);
 		END IF;
 		COMMIT;
 		PERFORM pg_catalog.pg_sleep(0.2);
@@ -633,12 +720,14 @@ BEGIN
 		RAISE EXCEPTION 'request % was refused: %', request, reason;
 	ELSIF outcome OPERATOR(pg_catalog.=) 'failed' THEN
 		RAISE EXCEPTION 'request % failed: %', request, reason;
+	ELSIF outcome OPERATOR(pg_catalog.=) 'withdrawn' THEN
+		RAISE EXCEPTION 'request % was withdrawn', request;
 	END IF;
 	RAISE NOTICE 'model % is ready', model;
 END
 $$;
 COMMENT ON PROCEDURE dpml.train(text, text, jsonb) IS
-'dpml.request, and waits until the model is there; an error if it was refused or failed';
+'dpml.request, and waits until the model is there; an error if it was refused or withdrawn, or failed';
 GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 
 --
@@ -1211,7 +1300,7 @@ SELECT name, role, spec, min_epsilon, max_epsilon, min_delta, max_delta FROM dpm
 CALL dpml.train(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.3}, "training": {"method": "dp-gd"}}'');
 SELECT dpml.request(''NAME'', ''MODEL'', ''{"privacy": {"epsilon": 0.1}}''); does not wait; dpml.requests has its state.
 CALL goes in autocommit mode only (by dpml.require_autocommit()), and a request is seen once it is committed.
-What is committed is run and charged, even if the session ends.
+What is committed is run and charged, even if the session ends. SELECT dpml.withdraw_request(ID) takes back what waits.
 privacy: epsilon, delta, relation. training: method and its options, as in the topic train; of bolt-on with lambda the
 default is solver sgd, unless the data set has allow_certified.'),
 ('privacy',

@@ -44,6 +44,9 @@ class DpmlError(Exception):
     ----------
     message : str
         Characters that cannot be seen, or would steer a terminal, are escaped.
+    plain : str or None
+        The message for somebody who asked the session's role to act: without what that role alone may see or
+        do. None: the whole message.
 
     Attributes
     ----------
@@ -58,8 +61,9 @@ class DpmlError(Exception):
     cause: str | None = None
     by_server: bool = False
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, plain: str | None = None) -> None:
         super().__init__(visible_lines(message))
+        self.plain = visible_lines(message if plain is None else plain)
 
 
 class SpecError(DpmlError):

@@ -165,7 +165,12 @@ def _copy(connection: psycopg.Connection[Any], table: str, rows: Iterator[Sequen
         statement = f"COPY everything ({', '.join(names)}) FROM STDIN"
         with cursor.copy(statement) as copy:  # type: ignore[arg-type, unused-ignore]
             for row in rows:
-                copy.write_row(row)
+                copy.write_row([_text(value) if isinstance(value, list) else value for value in row])
+
+
+def _text(numbers: Sequence[float]) -> str:
+    """An array as PostgreSQL reads it: psycopg looks at every number for longer than the server does."""
+    return f"{{{','.join(map(str, numbers))}}}"
 
 
 def _made_up(data: accuracy.DataSet, count: int) -> Iterator[list[Any]]:

@@ -305,6 +305,7 @@ def test_the_commands_are_these() -> None:
         ),
         *("budget open", "budget show", "budget history", "budget close"),
         *("dataset register", "dataset withdraw", "dataset list", "serve"),
+        *("request list", "request withdraw"),
     }
 
 

@@ -234,6 +234,84 @@ def test_an_open_drop_stops_nobody_else(database: str, connection: psycopg.Conne
     assert scalar(connection, "SELECT count(*) FROM dpml.drops") == 0
 
 
+# Requests
+
+
+def requested(connection: psycopg.Connection, *roles: str) -> list[int]:
+    """The only requests there are, one of each role, of a data set that is offered."""
+    connection.execute(
+        f"INSERT INTO dpml.budgets {WHO['budgets.opened_by']} ON CONFLICT DO NOTHING; "
+        f"INSERT INTO dpml.datasets {WHO['datasets.registered_by'].replace('free', 'x')} "
+        "ON CONFLICT DO NOTHING; TRUNCATE dpml.requests".encode()
+    )
+    insert = "INSERT INTO dpml.requests (dataset, model, options, requested_by) VALUES ('x', 'm', '{}', %s)"
+    return [scalar(connection, f"{insert} RETURNING id", role) for role in roles]
+
+
+def states(connection: psycopg.Connection) -> list[str]:
+    return [state for (state,) in connection.execute("SELECT state FROM dpml.requests ORDER BY id")]
+
+
+@pytest.mark.parametrize(
+    ("entry", "role"),
+    [(entry, "boss") for entry in ENTRIES] + [(entry, "carol") for entry in USE],
+)
+def test_a_request_is_withdrawn_by_the_rights_in_force(
+    database: str, connection: psycopg.Connection, entry: str, role: str
+) -> None:
+    """What runs with mallory's rights withdraws what she asked for; with those of others, nothing."""
+    way = ENTRIES[entry]
+    set_trap(database, way)
+    attempts = (
+        f"BEGIN PERFORM dpml.withdraw_request({number}); "
+        "EXCEPTION WHEN no_data_found OR object_not_in_prerequisite_state OR insufficient_privilege "
+        "THEN NULL; END"
+        for number in requested(connection, "ann", "mallory")
+    )
+    do(database, "; ".join(attempts))
+    run(database, role, way.spring)
+    assert states(connection) == ["waiting", "withdrawn" if way.hers else "waiting"]
+
+
+def test_who_withdraws_cannot_be_said(database: str, connection: psycopg.Connection) -> None:
+    """Not by a row, not by a view of the table, and not by its trigger on a table of one's own."""
+    anns, hers = requested(connection, "ann", "mallory")
+    forged = f"INSERT INTO {{}} (request, withdrawn_by) VALUES ({anns}, 'ann')"
+    seen = "CREATE VIEW lair.withdrawals AS TABLE dpml.withdrawals"
+    put = (
+        "CREATE TRIGGER t AFTER INSERT ON lair.own FOR EACH ROW EXECUTE FUNCTION dpml.carry_out_withdrawal()"
+    )
+    run(database, "mallory", "CREATE TABLE lair.own (request bigint, withdrawn_by name)")
+    through = f"{seen}; {forged.format('lair.withdrawals')}"
+    for statement in (forged.format("dpml.withdrawals"), through, put):
+        with pytest.raises(errors.InsufficientPrivilege):
+            run(database, "mallory", statement)
+    # even with rights that nobody should have
+    connection.execute(
+        "GRANT ALL ON dpml.withdrawals TO mallory; GRANT ALL ON ALL FUNCTIONS IN SCHEMA dpml TO mallory"
+    )
+    for statement in (forged.format("dpml.withdrawals"), through):
+        with pytest.raises(errors.InsufficientPrivilege, match="row-level security"):
+            run(database, "mallory", statement)
+    with pytest.raises(errors.NoDataFound, match=f"role ann has made no request {anns}"):
+        run(database, "mallory", put, forged.format("lair.own"))
+    assert states(connection) == ["waiting", "waiting"]
+    # a view lends the right to withdraw, not the name: who inserts through it is the one who asks
+    run(
+        database,
+        "mallory",
+        "DROP TABLE lair.own; CREATE VIEW lair.withdrawals AS SELECT request FROM dpml.withdrawals; "
+        "GRANT INSERT ON lair.withdrawals TO ann",
+    )
+    with pytest.raises(errors.NoDataFound):
+        run(database, "ann", f"INSERT INTO lair.withdrawals VALUES ({hers})")
+    run(database, "ann", f"INSERT INTO lair.withdrawals VALUES ({anns})")
+    assert states(connection) == ["withdrawn", "waiting"]
+    connection.execute(
+        "REVOKE ALL ON dpml.withdrawals FROM mallory; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA dpml FROM mallory"
+    )
+
+
 # Who did what
 
 
@@ -250,6 +328,7 @@ WHO = {
     "max_delta, max_passes) VALUES ('free', 'dpml_analyst', 'x', 'x', 'x', 0.001, 1, 0, 0, 1)",
     "requests.requested_by": "(dataset, model, options) VALUES ('offered', 'x', '{}')",
     "drops.dropped_by": "(model) VALUES ('x')",
+    "withdrawals.withdrawn_by": "(request) VALUES (1)",
 }
 """Columns that say who did something, and what a curator inserts without them."""
 
@@ -265,7 +344,11 @@ def test_no_function_asks_the_session(connection: psycopg.Connection) -> None:
 def test_no_function_and_no_column_is_left_out(connection: psycopg.Connection) -> None:
     """A new one fails here until it is tried in the tests of this file."""
     definers = "SELECT proname FROM pg_proc WHERE pronamespace = 'dpml'::regnamespace AND prosecdef"
-    assert {name for (name,) in connection.execute(definers.encode())} == {"carry_out_drop", "hold_extension"}
+    assert {name for (name,) in connection.execute(definers.encode())} == {
+        "carry_out_drop",
+        "carry_out_withdrawal",
+        "hold_extension",
+    }
     roles = connection.execute(
         "SELECT c.relname || '.' || a.attname, pg_get_expr(d.adbin, d.adrelid), ARRAY("
         "SELECT x.privilege_type::text FROM aclexplode(a.attacl) x) "
@@ -291,12 +374,14 @@ def curators(connection: psycopg.Connection) -> Iterator[None]:
         f"INSERT INTO dpml.budgets {WHO['budgets.opened_by'].replace(quoted, offered, 1)}; "
         f"INSERT INTO dpml.budgets {WHO['budgets.opened_by'].replace(quoted, free, 1)}; "
         f"INSERT INTO dpml.datasets {WHO['datasets.registered_by'].replace('free', 'offered')}; "
-        "ALTER TABLE dpml.drops DISABLE TRIGGER carry_out_drop".encode()
+        "ALTER TABLE dpml.drops DISABLE TRIGGER carry_out_drop; "
+        "ALTER TABLE dpml.withdrawals DISABLE TRIGGER carry_out_withdrawal".encode()
     )
     yield
     connection.execute(
-        "REVOKE dpml_curator FROM mallory; TRUNCATE dpml.drops; "
-        "ALTER TABLE dpml.drops ENABLE TRIGGER carry_out_drop"
+        "REVOKE dpml_curator FROM mallory; TRUNCATE dpml.drops, dpml.withdrawals; "
+        "ALTER TABLE dpml.drops ENABLE TRIGGER carry_out_drop; "
+        "ALTER TABLE dpml.withdrawals ENABLE TRIGGER carry_out_withdrawal"
     )
 
 

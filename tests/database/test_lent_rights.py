@@ -382,7 +382,7 @@ def test_the_service_lends_no_such_right(database: str, connection: psycopg.Conn
     state, reason = asked("second")
     assert state == "refused"
     assert reason is not None
-    assert "could run with the rights of role alice (CREATEROLE): connect as bob" in reason
+    assert "could run with the rights of role alice (CREATEROLE); ask role alice, which serves" in reason
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
     connection.execute("ALTER ROLE alice NOCREATEROLE")
     assert asked("third") == ("done", None)

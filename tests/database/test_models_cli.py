@@ -564,7 +564,7 @@ def test_the_doctor_knows_rights(dpml: Dpml, database: str, connection: psycopg.
         connection.execute("GRANT dpml_analyst TO patient")
         result = dpml("doctor", "--format", "json", dsn=dsn)
         assert result.exit_code == 0
-        assert "apply models, not train" in findings(result)["rights"]["found"]
+        assert "request and apply models, not train" in findings(result)["rights"]["found"]
         connection.execute("GRANT dpml_curator TO patient")
         assert "may train" in findings(dpml("doctor", "--format", "json", dsn=dsn))["rights"]["found"]
     finally:

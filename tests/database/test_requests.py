@@ -27,8 +27,8 @@ from helpers.people import create_people, make_people
 from helpers.sqltools import scalar
 from pg_dpml.cli.framework import app
 from pg_dpml.database.database import Database
-from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
-from pg_dpml.ledger import opening
+from pg_dpml.errors import BudgetError, DpmlError, GuaranteeError, SpecError
+from pg_dpml.ledger import budgets, opening
 from pg_dpml.privacy.gaussian import gaussian_mu
 from pg_dpml.runs import datasets, requests
 from pg_dpml.runs.train import train_model
@@ -53,6 +53,7 @@ upper = 100
 SLOW = SPEC.replace('"people"', '"slow"\ndefinition_is_public = true')
 SERVE = (sys.executable, "-c", "from pg_dpml.cli import main; main()", "serve", "--once", "--dsn")
 HELD = 4711  # the advisory lock that rows of table slow wait for
+ASK_OWNER = "ask role owner, which serves data set census"
 ROLES = ("owner", "clerk", "ana", "ben", "eve")
 
 
@@ -186,13 +187,18 @@ def test_who_may_not_train_is_told_what_may_be_requested(database: str, tmp_path
         assert answer.exit_code == 2, answer.output
         return answer.output
 
-    request = "; without it, ask in SQL for a model of census: SELECT dpml.request(...)"
-    assert request not in refused("ana")
+    ask_owner = "only curators (members of dpml_curator) may do that; ask the owner of the data"
+    request = ", or ask in SQL for a model of census: SELECT dpml.request(...)"
+    told = refused("ana")
+    assert ask_owner in told
+    assert request not in told
     offer(database)
     told = refused("ana")
-    assert "it takes GRANT" in told
-    assert request in told
-    assert "census" not in refused("eve")
+    assert ask_owner + request in told
+    assert "GRANT" not in told
+    told = refused("eve")
+    assert "it takes GRANT dpml_curator" in told
+    assert "census" not in told
 
 
 @pytest.mark.parametrize("training", [{"method": "bolt-on"}, {}, {"method": "dp-sgd", "passes": 1}])
@@ -325,7 +331,7 @@ def test_of_twelve_tenths_ten_fit(database: str, connection: psycopg.Connection)
     serve(database)
     outcomes = [outcome(connection, request) for request in asked]
     assert [state for state, _, _ in outcomes] == ["done"] * 10 + ["refused"] * 2
-    assert "nothing was charged; ask for less" in outcomes[11][1]
+    assert outcomes[11][1].endswith("nothing was charged; what is left pays for no such run at this delta")
     assert entries(connection) == scalar(connection, "SELECT count(*) FROM dpml.models") == 10
     assert scalar(connection, "SELECT sum(epsilon) FROM dpml.ledger") == 1
 
@@ -527,7 +533,7 @@ def test_passes_that_depend_on_rows_need_the_owners_word(
     state, message, charge = asked(**CERTIFIED)
     assert (state, charge, entries(connection)) == ("refused", None, 0)
     assert "is not allowed by data set census (registered by role owner)" in message
-    assert "take solver = sgd, or ask for dpml dataset register --allow-certified" in message
+    assert "take solver = sgd, or ask that role for dpml dataset register --allow-certified" in message
     by_default = {key: CERTIFIED[key] for key in ("method", "lambda")}
     assert asked(**by_default)[0] == "done"
     assert passes() is not None
@@ -651,9 +657,13 @@ HOSTILE = [
     "DELETE FROM dpml.models",
     *(
         f"BEGIN; LOCK TABLE dpml.{table} IN {mode} MODE"
-        for table in ("models", "drops", "requests", "datasets")
+        for table in ("models", "drops", "requests", "withdrawals", "datasets")
         for mode in ("ROW EXCLUSIVE", "SHARE", "ACCESS EXCLUSIVE")
     ),
+    "UPDATE dpml.requests SET state = 'withdrawn'",
+    "INSERT INTO dpml.withdrawals (request, withdrawn_by) VALUES (1, 'ben')",
+    "SELECT FROM dpml.withdrawals",
+    "DELETE FROM dpml.withdrawals",
     "ALTER TABLE dpml.requests DISABLE TRIGGER check_request",
     "ALTER TABLE dpml.requests DISABLE ROW LEVEL SECURITY",
     "SELECT pg_catalog.setval('dpml.requests_id_seq', 1)",
@@ -829,7 +839,7 @@ def test_an_unexpected_error_is_not_quoted(
 
     monkeypatch.setattr(requests, "train_model", fail)
     assert len(serve(database)) == 2
-    text = "the service met an unexpected error ({}); nothing was charged"
+    text = "the service met an unexpected error ({}); nothing was charged; " + ASK_OWNER
     assert outcome(connection, request) == ("failed", text.format("ValueError"), None)
     assert outcome(connection, other) == ("failed", text.format("DpmlError"), None)
 
@@ -851,7 +861,417 @@ from pg_dpml.cli import main; main()"""
     state, message, charge = outcome(connection, request)
     assert (done.returncode, state, charge is None) == (0, "failed", False)
     assert "the run failed in dpml, not on the server, and no model was stored" in message
+    assert message.endswith("; " + ASK_OWNER)
+    assert ASK_OWNER not in done.stderr
     assert "SECRET" not in message + done.stderr + done.stdout
+
+
+# Requests that are withdrawn
+
+
+def withdraw_request(dsn: str, request: int, role: str = "ana") -> None:
+    as_role(role, dsn, "SELECT dpml.withdraw_request(%s)", (request,))
+
+
+def test_who_asked_withdraws_what_waits(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    request, kept = ask(database, "m"), ask(database, "m2")
+    withdraw_request(database, request)
+    assert outcome(connection, request) == ("withdrawn", "", None)
+    assert serve(database) == [f"request {kept} by 'ana' on 'census': done"]
+    assert entries(connection) == scalar(connection, "SELECT count(*) FROM dpml.ledger") == 1
+    assert scalar(connection, "SELECT array_agg(name) FROM dpml.models") == ["m2"]
+    assert outcome(connection, request) == ("withdrawn", "", None)  # it stays as a record
+    assert scalar(connection, "SELECT count(*) FROM dpml.withdrawals") == 0
+    again = ask(database, "m")  # its name is free
+    serve(database)
+    assert outcome(connection, again)[0] == "done"
+
+
+def test_nobody_withdraws_anything_else(database: str, connection: psycopg.Connection) -> None:
+    """Neither the request of another, which does not exist for him, nor one that has been taken."""
+    offer(database, max_epsilon=Decimal("0.5"))
+    done, refused = ask(database, "m"), ask(database, "m2", TENTH | {"privacy": {"epsilon": 3}})
+    serve(database)
+    waiting, withdrawn = ask(database, "m3"), ask(database, "m4")
+    withdraw_request(database, withdrawn)
+    for number, role in ((waiting, "ben"), (10**9, "ben"), (None, "ben")):
+        with pytest.raises(errors.NoDataFound, match=f"^role {role} has made no request {number or ''}"):
+            withdraw_request(database, number, role)  # type: ignore[arg-type]
+    for number, state in ((done, "done"), (refused, "refused"), (withdrawn, "withdrawn")):
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match=f"{number} is {state} and cannot be"):
+            withdraw_request(database, number)
+        assert outcome(connection, number)[0] == state
+    for role in ("owner", "clerk", "eve"):
+        with pytest.raises(errors.InsufficientPrivilege):
+            withdraw_request(database, waiting, role)
+    assert outcome(connection, waiting)[0] == "waiting"
+    assert scalar(connection, "SELECT count(*) FROM dpml.withdrawals") == 0
+
+
+def test_what_runs_is_not_withdrawn(database: str, connection: psycopg.Connection) -> None:
+    """And who tries keeps no lock on the row that the service waits for."""
+    offer(database, SLOW)
+    request = ask(database, "m")
+    with psycopg.connect(of("ana", database)) as ana:
+        with held(connection, database):
+            ana.execute("SAVEPOINT s")
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is running and cannot be withd"):
+                ana.execute("SELECT dpml.withdraw_request(%s)", (request,))
+            ana.execute("ROLLBACK TO SAVEPOINT s")
+            # nor does the service call it so
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="running and cannot become withd"):
+                as_role("owner", database, "UPDATE dpml.requests SET state = 'withdrawn'")
+        assert outcome(connection, request)[0] == "done"  # while ana's transaction is open
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["commit", "rollback"])
+def test_an_open_withdrawal_stops_nobody(database: str, connection: psycopg.Connection, kept: bool) -> None:
+    """The service passes it over, and so does the owner who withdraws the data set."""
+    connection.execute("CREATE TABLE others AS TABLE people; GRANT SELECT ON others TO owner")
+    offer(database)
+    offer(database, SPEC.replace("people", "others"), name="other")
+    first = ask(database, "m")
+    with psycopg.connect(of("ana", database)) as ana:
+        ana.execute("SELECT dpml.withdraw_request(%s)", (first,))
+        assert serve(database) == []
+        second, third = ask(database, "m2", role="ben"), ask(database, "m3", dataset="other")
+        assert len(serve(database)) == 2
+        assert outcome(connection, first)[0] == "waiting"
+        withdraw(database)
+        register(database)
+        ana.commit() if kept else ana.rollback()
+    assert outcome(connection, second)[0] == outcome(connection, third)[0] == "done"
+    assert len(serve(database)) == (0 if kept else 1)
+    assert outcome(connection, first)[0] == ("withdrawn" if kept else "done")
+    assert entries(connection) == (2 if kept else 3)
+    connection.execute("DROP TABLE others")
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["commit", "rollback"])
+def test_a_withdrawal_waits_for_who_takes_the_request(
+    database: str, connection: psycopg.Connection, kept: bool
+) -> None:
+    """As a service does on its way: of the two who want the row, the later one finds it changed."""
+    offer(database)
+    request = ask(database, "m")
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'ana' AND wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(of("owner", database)) as owner:
+        owner.execute("UPDATE dpml.requests SET state = 'running'")
+        late = pool.submit(withdraw_request, database, request)
+        until(lambda: scalar(connection, blocked))
+        owner.commit() if kept else owner.rollback()
+        if kept:
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is running"):
+                late.result()
+        else:
+            late.result()
+    assert len(serve(database)) == (1 if kept else 0)
+    assert outcome(connection, request)[0] == ("done" if kept else "withdrawn")
+    assert entries(connection) == int(kept)
+
+
+@pytest.mark.one_major
+def test_a_race_has_one_winner(database: str, connection: psycopg.Connection) -> None:
+    """Two services, and an analyst who withdraws from the other end: each request ends in one of two ways."""
+    offer(database)
+    asked = [ask(database, f"m{number}") for number in range(10)]
+    withdrawn: set[int] = set()
+
+    def take_back() -> None:
+        for request in reversed(asked):
+            with suppress(errors.ObjectNotInPrerequisiteState):
+                withdraw_request(database, request)
+                withdrawn.add(request)
+            time.sleep(0.1)
+
+    with ThreadPoolExecutor(3) as pool:
+        services = [pool.submit(serve, database) for _ in range(2)]
+        pool.submit(take_back).result()
+        for service in services:
+            service.result()
+    ended = {request: outcome(connection, request)[0] for request in asked}
+    done = {request for request, state in ended.items() if state == "done"}
+    assert {request for request, state in ended.items() if state == "withdrawn"} == withdrawn
+    assert done | withdrawn == set(asked)
+    assert done
+    assert withdrawn
+    assert entries(connection) == scalar(connection, "SELECT count(*) FROM dpml.models") == len(done)
+
+
+@pytest.mark.one_major
+def test_the_procedure_hears_of_a_withdrawal(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+    call = (json.dumps(TENTH),)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(as_role, "ana", database, "CALL dpml.train('census', 'm', %s)", call)
+        until(lambda: scalar(connection, "SELECT count(*) FROM dpml.requests"))
+        request = scalar(connection, "SELECT id FROM dpml.requests")
+        withdraw_request(database, request)
+        with pytest.raises(errors.RaiseException, match=f"request {request} was withdrawn"):
+            done.result()
+
+
+@pytest.mark.one_major
+def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection) -> None:
+    offer(database)
+
+    def dpml(*arguments: str, role: str = "ana") -> Any:
+        return CliRunner().invoke(app, [*arguments, "--dsn", of(role, database)])
+
+    assert dpml("request", "list").stdout.startswith("No request was made by this role")
+    first, second = ask(database, "m"), ask(database, "m 2\n", {"privacy": {"epsilon": 3}})
+    taken_back = dpml("request", "withdraw", str(first))
+    line = rf"{first}  \S+ \S+ \S+  withdrawn  model m of census for role ana\n"
+    assert re.fullmatch(line, taken_back.stdout), taken_back.output
+    serve(database)
+    for role in ("ana", "owner"):
+        listed = dpml("request", "list", role=role).stdout
+        refusal = rf'{second}  .*  refused    model "m 2\\n" of census for role ana: epsilon must be at .*\n'
+        assert re.fullmatch(line + refusal, listed), listed
+        found = json.loads(dpml("request", "list", "--format", "json", role=role).stdout)["requests"]
+        assert [(one["id"], one["state"], one["charge"]) for one in found] == [
+            (first, "withdrawn", None),
+            (second, "refused", None),
+        ]
+        assert json.loads(found[0]["options"]) == TENTH
+    assert dpml("request", "list", role="ben").stdout.startswith("No request")
+    for number, role, message in (
+        (first, "ana", f"request {first} is withdrawn and cannot be withdrawn: dpml request list shows"),
+        (first, "ben", f"role ben has made no request {first}: dpml request list shows"),
+        (0, "ana", "Invalid value for 'ID'"),
+        (2**63, "ana", "Invalid value for 'ID'"),
+        (first, "owner", "permission denied for function withdraw_request"),
+    ):
+        refused = dpml("request", "withdraw", str(number), role=role)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert message in refused.stderr
+    third = ask(database, "m3")
+    record = json.loads(dpml("request", "withdraw", str(third), "--format", "json").stdout)
+    assert (record["id"], record["state"]) == (third, "withdrawn")
+
+
+# Budgets that are closed
+
+
+def close(dsn: str, name: str = "census", by: str = "clerk") -> None:
+    """As a curator who has not registered the data set."""
+    with Database(of(by, dsn)).session() as session:
+        budgets.close_budget(session, name)
+
+
+def test_a_closed_budget_offers_nothing(
+    database: str, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    offer(database)
+    waiting = ask(database, "m")
+    close(database)
+
+    def dpml(*arguments: str, role: str = "ana") -> Any:
+        return CliRunner().invoke(app, [*arguments, "--dsn", of(role, database)])
+
+    names = "SELECT array_agg(name) FROM dpml.{}"
+    with psycopg.connect(of("ana", database)) as ana:
+        assert scalar(ana, names.format("datasets")) is None
+        assert scalar(ana, names.format("closed_datasets")) == ["census"]
+        with pytest.raises(errors.ObjectNotInPrerequisiteState) as refused:
+            ana.execute("SELECT dpml.request('census', '', '[]')")  # and its other faults are named later
+        primary = "the budget of data set census is closed, and no model of it can be requested"
+        assert refused.value.diag.message_primary == primary
+        assert str(refused.value.diag.message_hint).startswith("Ask role owner, who registered it; SELECT")
+    assert scalar(connection, "SELECT count(*) FROM dpml.requests") == 1
+    for role in ("ana", "owner"):
+        assert "offered to nobody: its budget is closed; " in dpml("dataset", "list", role=role).stdout
+        (found,) = json.loads(dpml("dataset", "list", "--format", "json", role=role).stdout)["datasets"]
+        assert (found["name"], found["offered"], found["closed"]) == ("census", False, True)
+    spec = tmp_path / "census.toml"
+    spec.write_text(SPEC, encoding="utf-8")
+    told = dpml("train", str(spec), "--epsilon", "0.1", "--name", "m").stderr
+    assert "ask the owner of the data\n" in told
+    with pytest.raises(BudgetError, match="the budget of data set census is closed"):
+        register(database)
+    serve(database)
+    assert outcome(connection, waiting) == (
+        "refused",
+        "the budget of data set census is closed, so nothing is left for any run: nothing was charged; ask "
+        "role owner, which serves data set census",
+        None,
+    )
+    open_budget(database)  # nothing was charged: it is opened again, and with it the offer
+    with psycopg.connect(of("ana", database)) as ana:
+        assert scalar(ana, names.format("datasets")) == ["census"]
+        assert scalar(ana, names.format("closed_datasets")) is None
+    request = ask(database, "m")
+    serve(database)
+    assert outcome(connection, request)[0] == "done"
+
+
+@pytest.mark.one_major
+def test_a_closed_budget_is_told_to_its_role_alone(database: str, connection: psycopg.Connection) -> None:
+    connection.execute("CREATE ROLE cardiology; GRANT cardiology TO ben")
+    try:
+        offer(database, name="heart", role="cardiology")
+        open_budget(database, "never registered")
+        for name in ("heart", "never registered"):
+            close(database, name)
+        for name in ("heart", "never registered"):
+            with pytest.raises(
+                errors.UndefinedObject, match=f"no data set called {name} is offered to role ana"
+            ):
+                ask(database, "m", dataset=name)
+        with psycopg.connect(of("ana", database)) as ana:
+            assert scalar(ana, "SELECT count(*) FROM dpml.closed_datasets") == 0
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="heart is closed"):
+            ask(database, "m", dataset="heart", role="ben")
+    finally:
+        connection.execute("TRUNCATE dpml.datasets CASCADE; DROP ROLE cardiology")
+
+
+def test_a_run_under_way_does_not_hold_up_the_closing(database: str, connection: psycopg.Connection) -> None:
+    offer(database, SLOW)
+    request, next_one = ask(database, "m"), ask(database, "m2")
+    with held(connection, database):
+        close(database)
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is closed"):
+            ask(database, "m3")
+    assert outcome(connection, request)[0] == "done"
+    assert outcome(connection, next_one)[0] == "refused"
+
+
+@pytest.mark.one_major
+def test_what_was_charged_before_the_closing_is_done(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ended after the model was stored, and before it said so."""
+    offer(database)
+    request = ask(database, "m")
+
+    def train_and_die(*arguments: Any, **more: Any) -> None:
+        train_model(*arguments, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(requests, "train_model", train_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        serve(database)
+    monkeypatch.undo()
+    close(database)
+    assert serve(database) == [f"request {request} by 'ana' on 'census': done"]
+    assert entries(connection) == 2  # the charge and the end
+
+
+# Which fault is named first
+
+
+@pytest.mark.one_major
+def test_the_greater_fault_is_named_first(database: str, connection: psycopg.Connection) -> None:
+    """Exists, right, open, limits of a request, what is left: each beside all faults that come after it."""
+    offer(
+        database,
+        epsilon="1",
+        max_epsilon=Decimal("0.5"),
+        max_delta=Decimal("1e-3"),
+        min_epsilon=Decimal("0.1"),
+    )
+    far = {"privacy": {"epsilon": 3, "delta": 0.01}, "training": {"method": "bolt-on", "passes": 10**4}}
+
+    def asked(options: Any, model: str = "m") -> str:
+        request = ask(database, model, options)
+        serve(database)
+        state, message, charge = outcome(connection, request)
+        assert (state, charge) == ("refused", None), message
+        return message
+
+    # when it is filed
+    withdraw(database)
+    for dataset in ("nothing", "census"):
+        with pytest.raises(errors.UndefinedObject, match=f"no data set called {dataset} is offered"):
+            ask(database, "", "[]", dataset=dataset)
+    register(database)
+    # when it is served: the right, before what is asked for
+    late = ask(database, "m", far)
+    connection.execute("REVOKE dpml_analyst FROM ana")
+    serve(database)
+    connection.execute("GRANT dpml_analyst TO ana")
+    assert outcome(connection, late)[1].startswith(
+        "data set census is not offered to role ana any more; ask role"
+    )
+    # that the table may be read, before what is asked for
+    connection.execute("REVOKE SELECT ON people FROM owner")
+    assert asked(far) == "permission denied for table people; ask role owner, which serves data set census"
+    connection.execute("GRANT SELECT ON people TO owner")
+    # limits of one request, before what is left of the budget
+    for number in range(2):
+        ask(
+            database,
+            f"spent{number}",
+            {"privacy": {"epsilon": 0.5, "delta": 1e-6}, "training": {"method": "bolt-on"}},
+        )
+    assert [line.rsplit(": ")[-1] for line in serve(database)] == ["done", "done"]
+    misspelt = {"privacy": far["privacy"], "training": {"method": "bolt"}}
+    assert asked(misspelt).startswith("method must be one of")
+    assert asked(far) == "epsilon must be at most 0.5 a request, not 3"
+    within = {"epsilon": 0.5, "delta": 0.01}
+    assert asked({"privacy": within, "training": {"method": "bolt-on"}}).startswith(
+        "delta must be from 0 to 0.001"
+    )
+    low = {"epsilon": 1e-3, "delta": 1e-6}
+    assert asked({"privacy": low, "training": {"method": "bolt-on"}}).startswith(
+        "epsilon must be at least 0.1"
+    )
+    fine = {"epsilon": 0.2, "delta": 1e-6}
+    assert "has epsilon = 0 and delta" in asked(
+        {"privacy": fine, "training": {"method": "bolt-on"}}, "spent0"
+    )
+    # an end of the budget, before all of these, also for what was filed before it
+    before = [ask(database, "m", options) for options in (far, {"privacy": {"epsilon": 1e-11}}, "{}")]
+    close(database)
+    serve(database)
+    for request in before:
+        assert "the budget of data set census is closed" in outcome(connection, request)[1]
+
+
+def test_a_message_tells_no_more_than_its_reader_may_know(
+    database: str, connection: psycopg.Connection
+) -> None:
+    """The log of the service has what its own role may do, and the names of other data sets."""
+    offer(database)
+    connection.execute("GRANT dpml_analyst TO owner")
+    open_budget(database, "secret", by="clerk")
+    connection.execute("GRANT SELECT ON people TO clerk")
+    try:
+        for fault, mend, log, told in (
+            (
+                "REVOKE SELECT ON people FROM owner",
+                "GRANT SELECT ON people TO owner",
+                'it takes GRANT SELECT ON "people" TO "owner"',
+                "permission denied for table people",
+            ),
+            (
+                "UPDATE dpml.budgets SET unit = 'id' WHERE dataset = 'census'",
+                "UPDATE dpml.budgets SET unit = NULL WHERE dataset = 'census'",
+                "open it again for the other unit: dpml budget open census",
+                "the budget of data set census is for unit = id, and this run has no unit: one budget has "
+                "one unit of privacy",
+            ),
+            (
+                "INSERT INTO dpml.budget_relations (dataset, relation, listed) "
+                "VALUES ('secret', 'people'::regclass, true)",
+                "SET session_replication_role = replica; TRUNCATE dpml.budget_relations; "
+                "RESET session_replication_role",
+                "belongs to data set secret, not census",
+                "the table, or one that it shares rows with, is in the budget of another data set",
+            ),
+        ):
+            connection.execute(fault.encode())
+            request = ask(database, "m")
+            (line,) = serve(database)
+            connection.execute(mend.encode())
+            assert log in line
+            state, message, charge = outcome(connection, request)
+            assert (state, charge) == ("refused", None)
+            assert message == f"{told}; {ASK_OWNER}"
+    finally:
+        connection.execute("REVOKE dpml_analyst FROM owner; REVOKE SELECT ON people FROM clerk")
 
 
 # What has changed since the data set was registered
@@ -1134,6 +1554,7 @@ def test_a_dump_keeps_requests(
     offer(database)
     ask(database, "m")
     serve(database)
+    withdraw_request(database, ask(database, "m1"))
     waiting = ask(database, "m2")
     folder = find_pg_config(server.major).parent
     file = str(tmp_path / "dump")

@@ -367,14 +367,16 @@ def test_everything_is_documented_and_closed(connection: psycopg.Connection) -> 
            AND NOT (classid = 'pg_type'::regclass AND (SELECT typrelid FROM pg_type WHERE oid = objid) IN
                     ('dpml.ledger'::regclass, 'dpml.models'::regclass, 'dpml.drops'::regclass,
                      'dpml.budgets'::regclass, 'dpml.budget_entries'::regclass,
-                     'dpml.datasets'::regclass, 'dpml.requests'::regclass))"""
+                     'dpml.datasets'::regclass, 'dpml.requests'::regclass,
+                     'dpml.withdrawals'::regclass))"""
     ).fetchall()
     assert [row[0] for row in undocumented if "type" not in row[0] or "epoch" in row[0]] == []
     columns = connection.execute(
         """SELECT attrelid::regclass, attname FROM pg_attribute
            WHERE attrelid IN ('dpml.ledger'::regclass, 'dpml.models'::regclass, 'dpml.drops'::regclass,
                      'dpml.budgets'::regclass, 'dpml.budget_entries'::regclass,
-                     'dpml.datasets'::regclass, 'dpml.requests'::regclass) AND attnum > 0
+                     'dpml.datasets'::regclass, 'dpml.requests'::regclass,
+                     'dpml.withdrawals'::regclass) AND attnum > 0
            AND col_description(attrelid, attnum) IS NULL"""
     ).fetchall()
     assert columns == []

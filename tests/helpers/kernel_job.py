@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,29 @@ def split(options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
     return loss, given
 
 
+@lru_cache(maxsize=8)
+def _gradient(
+    blocks: tuple[bytes, ...], weights: bytes, options: tuple[tuple[str, Any], ...]
+) -> GradientSums:
+    """Kept for the many runs of a test that begin at the same weights; nobody can write into it."""
+    loss, more = split(dict(options))
+    found = GradientSums(*replay.gradient(blocks, np.frombuffer(weights), loss, **more))
+    for part in (found.gradient, found.losses):
+        if part is not None:
+            part.flags.writeable = False
+    return found
+
+
+@lru_cache(maxsize=8)
+def _gram(blocks: tuple[bytes, ...], n_features: int) -> GramSums:
+    """Kept as those of `_gradient`."""
+    sums = replay.gram(blocks)
+    assert sums.xy is not None
+    found = GramSums(symmetric(sums.xx, n_features), sums.xy, sums.rows)
+    found.xx.flags.writeable = found.xy.flags.writeable = False
+    return found
+
+
 @dataclass
 class KernelBlocks:
     """What methods ask of `pg_dpml.blocks.blocks.Blocks`."""
@@ -44,16 +68,14 @@ class KernelBlocks:
     n_features: int
 
     def gradient(self, weights: FloatArray, options: Mapping[str, Any]) -> GradientSums:
-        loss, more = split(options)
-        return GradientSums(*replay.gradient(self.blocks, weights, loss, **more))
+        at = np.asarray(weights, dtype=np.float64).tobytes()
+        return _gradient(tuple(self.blocks), at, tuple(options.items()))
 
     def hessian(self, weights: FloatArray, options: Mapping[str, Any]) -> FloatArray:
         return symmetric(replay.gram(self.blocks, weights, split(options)[0]).xx, len(weights))
 
     def gram(self) -> GramSums:
-        sums = replay.gram(self.blocks)
-        assert sums.xy is not None
-        return GramSums(symmetric(sums.xx, self.n_features), sums.xy, sums.rows)
+        return _gram(tuple(self.blocks), self.n_features)
 
     def whiten(self, matrix: FloatArray, norm: float, scale: float | None = None) -> None:
         self.blocks = [replay.whiten(block, matrix, norm, scale) for block in self.blocks]

@@ -8,6 +8,7 @@ than most tests. Of the kernels, and of Python's modules, only files that were c
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import shlex
@@ -47,21 +48,31 @@ def build(copy: Path) -> None:
 
 
 def compile_changed(copy: Path, changed: Path | None) -> None:
-    """Compile a C file of the kernels of a copy, or after a change of a header all, and link the module."""
+    """Compile the C files of the kernels of a copy that read what was changed, or all; link the module."""
     kernels = copy / "udas" / "kernels"
     flags = (copy / "udas" / "compile_flags.txt").read_text(encoding="utf-8").replace("-O3", "-O0").split()
     include = ["-I", str(kernels), "-I", sysconfig.get_path("include")]
     compiler = [*shlex.split(sysconfig.get_config_var("CC")), "-fPIC"]
-    sources = [changed] if changed is not None and changed.suffix == ".c" else sorted(kernels.glob("*.c"))
+    sources = sorted(kernels.glob("*.c"))
+    if changed is not None:
+        sources = [source for source in sources if changed.name in _read_by(source)]
+        flags.append("-DDPML_CLONES=")  # clones take as long again to compile, and compute the same
     for source in sources:
         target = source.with_suffix(".o")
-        target.unlink(missing_ok=True)  # it may be another copy's, too
-        command = [*compiler, *flags, *include, "-c", str(source), "-o", str(target)]
+        for written in (target, source.with_suffix(".d")):
+            written.unlink(missing_ok=True)  # it may be another copy's, too
+        command = [*compiler, *flags, *include, "-MMD", "-c", str(source), "-o", str(target)]
         subprocess.run(command, check=True, timeout=TIMEOUT_S)
     module = copy / "controller" / "pg_dpml" / "_kernels.abi3.so"
     module.unlink(missing_ok=True)
     objects = [str(path) for path in sorted(kernels.glob("*.o"))]
     subprocess.run([*compiler, "-shared", *objects, "-o", str(module), "-lm"], check=True, timeout=TIMEOUT_S)
+
+
+def _read_by(source: Path) -> set[str]:
+    """Names of the files that the compiler read for a C file of the kernels."""
+    rule = source.with_suffix(".d").read_text(encoding="utf-8")
+    return {Path(name).name for name in rule.split() if name != "\\"}
 
 
 def run_tests(copy: Path, *tests: str, first_cases: bool = False) -> tuple[int, str]:
@@ -86,6 +97,7 @@ class _FirstCases:
 
 
 def _run(copy: Path, tests: tuple[str, ...], first_cases: bool, report: Path) -> None:
+    gc.freeze()  # what the libraries left is not looked through again and again
     os.chdir(copy)
     ours = {str(ROOT), str(ROOT / "controller"), str(ROOT / "tests"), ""}
     sys.path[:] = [str(copy / "controller"), *(path for path in sys.path if path not in ours)]

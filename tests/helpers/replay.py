@@ -34,6 +34,7 @@ __all__ = [
     "encode_sparse",
     "gradient",
     "gram",
+    "key_of",
     "loss_sum_blocks",
     "loss_sum_rows",
     "open_block",
@@ -41,7 +42,9 @@ __all__ = [
     "pack_dense",
     "scores",
     "sgd_blocks",
+    "sgd_models",
     "sgd_poisson",
+    "sgd_poisson_models",
     "sgd_rows",
     "whiten",
     "whitened_norm",
@@ -338,8 +341,8 @@ class _Pass:
         key = ffi.NULL if noise_key is None else ffi.from_buffer("uint8_t[]", noise_key)
         self._sizes = None if sizes is None else np.ascontiguousarray(sizes, dtype=np.int32)
         units = [ffi.NULL, 0] if self._sizes is None else [pointer(self._sizes, "int32_t"), len(self._sizes)]
-        start = ffi.new("DpmlSgdStart *", [*kept, steps, *units, key])
-        lib.dpml_sgd_start(self.state, self._options, self._memory, start)
+        self._began = ffi.new("DpmlSgdStart *", [*kept, steps, *units, key])
+        lib.dpml_sgd_start(self.state, self._options, self._memory, self._began)
 
     def _start(self, values: npt.ArrayLike | None) -> Any:
         if values is None:
@@ -347,6 +350,18 @@ class _Pass:
         flat = _floats(values).reshape(-1)
         require(flat.size == self._size, f"weights must have {self._size} entries")
         return pointer(flat)
+
+    def again(self, noise_key: bytes, steps: int = 0) -> None:
+        """Begin the same pass with another key: after some steps where it ended, else at zero weights."""
+        kept = self.weights() if steps else None
+        self._began.weights, self._began.steps = self._start(kept), steps
+        key = ffi.from_buffer("uint8_t[]", noise_key)
+        self._began.key = key
+        lib.dpml_sgd_start(self.state, self._options, self._memory, self._began)
+
+    def weights(self) -> FloatArray:
+        """Where it stands."""
+        return np.frombuffer(ffi.buffer(self.state.weights, 8 * self._size), dtype=np.float64).copy()
 
     def finish(self) -> Epoch:
         lib.dpml_sgd_finish(self.state)
@@ -395,6 +410,35 @@ def sgd_blocks(blocks: Iterable[bytes], *, n_features: int, **options: Any) -> E
         require(view.n_features == n_features, "the block has another number of features")
         lib.dpml_sgd_block(run.state, view, 0, view.n_rows)
     return run.finish()
+
+
+def key_of(number: int) -> bytes:
+    """A key of a generator, of a number >= 0."""
+    return number.to_bytes(32, "little")
+
+
+def sgd_models(
+    blocks: Sequence[bytes], keys: Iterable[int], *, n_features: int, passes: int = 1, **options: Any
+) -> FloatArray:
+    """Models of as many runs as there are keys, shape (runs, K * d).
+
+    A run's first pass is that of `sgd_blocks` with `key_of(passes * key)` as its noise_key; each further one
+    begins with its weights and steps, and the next key. What the runs have in common is prepared once.
+    """
+    views = [view_of(data) for data in blocks]
+    require(all(view.n_features == n_features for view in views), "a block has another number of features")
+    run = _Pass(n_features, noise_key=bytes(32), **options)
+    found = []
+    for key in keys:
+        steps = 0
+        for number in range(passes):
+            run.again(key_of(passes * key + number), steps)
+            for view in views:
+                lib.dpml_sgd_block(run.state, view, 0, view.n_rows)
+            lib.dpml_sgd_finish(run.state)
+            steps = run.state.steps
+        found.append(run.weights())
+    return np.array(found)
 
 
 class Store:
@@ -479,6 +523,33 @@ def sgd_poisson(
     while lib.dpml_poisson_sgd(state, run.state, 1000):
         pass
     return run.finish()._replace(rows=len(store.records))
+
+
+def sgd_poisson_models(
+    blocks: Iterable[bytes],
+    keys: Iterable[int],
+    *,
+    n_features: int,
+    n_steps: int,
+    sampling: float,
+    first_coin_key: int,
+    **options: Any,
+) -> FloatArray:
+    """Models of as many runs of `sgd_poisson` as there are keys, shape (runs, K * d).
+
+    Of a key, noise_key is `key_of(key)` and coin_key is `key_of(first_coin_key + key)`.
+    """
+    store = store_of(tuple(blocks), n_features, bool(options.get("by_unit")))
+    run = _Pass(n_features, noise_key=bytes(32), **options)
+    found = []
+    for key in keys:
+        run.again(key_of(key))
+        state = store.poisson(sampling, n_steps, key_of(first_coin_key + key))
+        while lib.dpml_poisson_sgd(state, run.state, 1000):
+            pass
+        lib.dpml_sgd_finish(run.state)
+        found.append(run.weights())
+    return np.array(found)
 
 
 def loss_sum_blocks(blocks: Iterable[bytes], weights: npt.ArrayLike, loss: Loss) -> float:

@@ -10,17 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from helpers.replay import store_of, view_of
+from helpers.replay import Store, key_of, store_of, view_of
 from pg_dpml.kernels import FloatArray, Loss, ffi, lib, pointer, require
 
 __all__ = [
+    "Models",
     "Pass",
     "Sums",
     "dual_change",
     "dual_value",
     "gap",
     "scd_blocks",
+    "scd_models",
     "scd_poisson",
+    "scd_poisson_models",
     "scd_rows",
     "sums",
 ]
@@ -37,6 +40,15 @@ class Pass(NamedTuple):
     """Batches so far, earlier passes included."""
     rows: int
     """Rows of this pass: with Poisson batches, rows that could be drawn."""
+
+
+class Models(NamedTuple):
+    """Where the passes of many keys ended."""
+
+    v: FloatArray
+    """Shape (runs, d)."""
+    duals: FloatArray
+    """Shape (runs, rows)."""
 
 
 class Sums(NamedTuple):
@@ -85,7 +97,7 @@ class _Run:
         steps: int = 0,
     ) -> None:
         require(0.0 < lambda_ < math.inf and n >= 1, "lambda must be in (0, inf), n at least 1")
-        options = ffi.new(
+        self._options = ffi.new(
             "DpmlScdOptions *",
             {
                 "loss": loss.c_fields(),
@@ -103,11 +115,11 @@ class _Run:
                 "max_rows_per_unit": max_rows_per_unit,
             },
         )
-        self._memory = ffi.new("char[]", lib.dpml_scd_memory(options))
+        self._memory = ffi.new("char[]", lib.dpml_scd_memory(self._options))
         self.state = ffi.new("DpmlScd *")
         self._v = None if v is None else np.ascontiguousarray(v, dtype=np.float64)
         require(self._v is None or self._v.shape == (n_features,), "v must have one number a feature")
-        start = ffi.new(
+        self._began = ffi.new(
             "DpmlScdStart *",
             [
                 ffi.NULL if self._v is None else pointer(self._v),
@@ -115,8 +127,32 @@ class _Run:
                 ffi.from_buffer("uint8_t[]", key) if noise_scale is not None else ffi.NULL,
             ],
         )
-        lib.dpml_scd_start(self.state, options, self._memory, start)
+        self._start()
+
+    def _start(self) -> None:
+        lib.dpml_scd_start(self.state, self._options, self._memory, self._began)
         require(bool(lib.dpml_scd_valid(self.state)), "the state is not valid")
+
+    def again(self, key: bytes) -> None:
+        """Begin the same pass with another key."""
+        own = ffi.from_buffer("uint8_t[]", key)
+        self._began.key = own
+        self._start()
+
+    def take(self, views: Sequence[Any], duals: FloatArray) -> None:
+        """The rows of blocks, and their duals."""
+        first = 0
+        for view in views:
+            lib.dpml_scd_block(self.state, view, 0, view.n_rows, pointer(duals[first:]))
+            first += view.n_rows
+
+    def draw(self, store: Store, duals: FloatArray, sampling: float, n_steps: int, coin_key: bytes) -> None:
+        """Steps over Poisson batches of the store, whose duals these become first."""
+        for record, dual in zip(store.records, duals, strict=True):
+            lib.dpml_record_set_dual(record, dual)
+        state = store.poisson(sampling, n_steps, coin_key)
+        while lib.dpml_poisson_scd(state, self.state, 1000):
+            pass
 
     def finish(self, duals: FloatArray) -> Pass:
         require(bool(lib.dpml_scd_valid(self.state)), "the state is not valid")
@@ -124,6 +160,12 @@ class _Run:
         d = self.state.options.n_features
         v = np.frombuffer(ffi.buffer(self.state.v, 8 * d), dtype=np.float64).copy()
         return Pass(v, duals, self.state.steps, self.state.rows)
+
+
+def _views(blocks: Sequence[bytes], n_features: int) -> list[Any]:
+    views = [view_of(data) for data in blocks]
+    require(all(view.n_features == n_features for view in views), "a block has another number of features")
+    return views
 
 
 def _duals(given: npt.ArrayLike | None, n: int) -> FloatArray:
@@ -163,14 +205,31 @@ def scd_blocks(
 ) -> Pass:
     """One pass over packed blocks, in the order given; options as in scd_rows."""
     run = _Run(n_features, **options)
-    views = [view_of(data) for data in blocks]
+    views = _views(blocks, n_features)
     kept = _duals(duals, sum(view.n_rows for view in views))
-    first = 0
-    for view in views:
-        require(view.n_features == n_features, "the block has another number of features")
-        lib.dpml_scd_block(run.state, view, 0, view.n_rows, pointer(kept[first:]))
-        first += view.n_rows
+    run.take(views, kept)
     return run.finish(kept)
+
+
+def scd_models(
+    blocks: Sequence[bytes],
+    keys: Iterable[int],
+    *,
+    n_features: int,
+    duals: npt.ArrayLike | None = None,
+    **options: Any,
+) -> Models:
+    """As many runs of `scd_blocks` as there are keys, each with its `key_of`; the rest is prepared once."""
+    run = _Run(n_features, **options)
+    views = _views(blocks, n_features)
+    begun = _duals(duals, sum(view.n_rows for view in views))
+    v, kept = [], []
+    for key in keys:
+        run.again(key_of(key))
+        kept.append(begun.copy())
+        run.take(views, kept[-1])
+        v.append(run.finish(kept[-1]).v)
+    return Models(np.array(v), np.array(kept))
 
 
 def scd_poisson(
@@ -186,13 +245,35 @@ def scd_poisson(
     """Steps over Poisson batches; parameters as in replay.sgd_poisson, options as in scd_rows."""
     run = _Run(n_features, **options)
     store = store_of(tuple(blocks), n_features, bool(options.get("by_unit")))
-    for record, dual in zip(store.records, _duals(duals, len(store.records)), strict=True):
-        lib.dpml_record_set_dual(record, dual)
-    state = store.poisson(sampling, n_steps, coin_key)
-    while lib.dpml_poisson_scd(state, run.state, 1000):
-        pass
+    run.draw(store, _duals(duals, len(store.records)), sampling, n_steps, coin_key)
     kept = np.array([lib.dpml_record_dual(record) for record in store.records])
     return run.finish(kept)._replace(rows=len(kept))
+
+
+def scd_poisson_models(
+    blocks: Iterable[bytes],
+    keys: Iterable[int],
+    *,
+    n_features: int,
+    n_steps: int,
+    sampling: float,
+    first_coin_key: int,
+    duals: npt.ArrayLike | None = None,
+    **options: Any,
+) -> FloatArray:
+    """v, shape (runs, d), of as many runs of `scd_poisson` as there are keys.
+
+    Of a key, the noise's is `key_of(key)` and coin_key is `key_of(first_coin_key + key)`.
+    """
+    run = _Run(n_features, **options)
+    store = store_of(tuple(blocks), n_features, bool(options.get("by_unit")))
+    begun = _duals(duals, len(store.records))
+    found = []
+    for key in keys:
+        run.again(key_of(key))
+        run.draw(store, begun, sampling, n_steps, key_of(first_coin_key + key))
+        found.append(run.finish(begun).v)
+    return np.array(found)
 
 
 def sums(blocks: Iterable[bytes], weights: npt.ArrayLike, duals: FloatArray, loss: Loss) -> Sums:

@@ -8,6 +8,7 @@ Source: privacy/README.md, "Batches by random allocation".
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from decimal import Decimal
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_an_attack_on_random_allocation(method: str, relation: Relation) -> None
     bound = noise.scale / noise.noise_multiplier
     lowest = -1.0 if relation is Relation.REPLACE_ONE else 0.0
     zero = Table(np.zeros((n, 1)), np.zeros(n))
-    options = {
+    options: dict[str, Any] = {
         "loss": sgd.loss,
         "schedule": Schedule("constant", 1.0),
         "batch_size": 1,
@@ -206,20 +207,23 @@ def test_an_attack_on_random_allocation(method: str, relation: Relation) -> None
     }
     rng = np.random.default_rng(11)
 
-    def sums(label: float, key: int) -> FloatArray:
-        """The noisy sums of one pass: units in random order, cut where each has drawn its batch."""
-        sizes = np.bincount(rng.integers(batches, size=n), minlength=batches)
-        place = int(rng.integers(n))
-        table = zero.change(place, LONGEST_ROW if label else 0.0, label)
-        path = [np.zeros(1)]
-        for batch in range(1, batches + 1):
-            last = int(np.sum(sizes[:batch]))
-            blocks = [replay.pack_dense(table.x[:last], table.y[:last])] if last else []
-            epoch = replay.sgd_blocks(
-                blocks, n_features=1, sizes=sizes[:batch], noise_key=key.to_bytes(32, "little"), **options
-            )
-            path.append(epoch.weights)
-        return -np.diff(np.array(path)[:, 0]) / bound
+    def sums(label: float, keys: range) -> FloatArray:
+        """The noisy sums of a pass a key: units in random order, cut where each has drawn its batch."""
+        runs = defaultdict[tuple[tuple[int, ...], int], list[int]](list)
+        for key in keys:
+            drawn = np.bincount(rng.integers(batches, size=n), minlength=batches)
+            runs[tuple(drawn.tolist()), int(rng.integers(n))].append(key)
+        found = np.empty((len(keys), batches))
+        for (sizes, place), own in runs.items():
+            table = zero.change(place, LONGEST_ROW if label else 0.0, label)
+            path = np.zeros((batches + 1, len(own)))
+            for batch in range(1, batches + 1):
+                last = sum(sizes[:batch])
+                blocks = [replay.pack_dense(table.x[:last], table.y[:last])] if last else []
+                models = replay.sgd_models(blocks, own, n_features=1, sizes=sizes[:batch], **options)
+                path[batch] = models[:, 0]
+            found[np.array(own) - keys[0]] = -np.diff(path, axis=0).T / bound
+        return found
 
     def loss(found: FloatArray) -> FloatArray:
         def ratio(shift: float) -> FloatArray:
@@ -228,8 +232,8 @@ def test_an_attack_on_random_allocation(method: str, relation: Relation) -> None
 
         return ratio(1.0) - ratio(lowest)
 
-    one = np.array([sums(-1e6, key) for key in range(RUNS)])
-    other = np.array([sums(1e6 if lowest else 0.0, RUNS + key) for key in range(RUNS)])
+    one = sums(-1e6, range(RUNS))
+    other = sums(1e6 if lowest else 0.0, range(RUNS, 2 * RUNS))
     thresholds = np.linspace(-2.0, 3.0, 20)
     shown = shown_delta(loss(one), loss(other), thresholds, epsilon)
     assert 0.3 * delta < shown <= delta

@@ -62,12 +62,12 @@ def kernel_options(scd: Scd, n_units: int = UNITS) -> dict[str, Any]:
     }
 
 
+def noise_of(scd: Scd) -> dict[str, Any]:
+    return {"noise_scale": scd.noise_scale, "dual_noise": scd.dual_noise}
+
+
 def noise_options(scd: Scd, key: int) -> dict[str, Any]:
-    return {
-        "noise_scale": scd.noise_scale,
-        "dual_noise": scd.dual_noise,
-        "key": key.to_bytes(32, "little"),
-    }
+    return {**noise_of(scd), "key": replay.key_of(key)}
 
 
 def pack(table: Table) -> list[bytes]:
@@ -370,21 +370,22 @@ def test_with_hardly_any_noise_it_is_descent_on_the_same_batches(loss: str) -> N
     np.testing.assert_allclose(quiet.duals, plain.duals, rtol=1e-9, atol=1e6 * scale)
 
 
-def one_step(scd: Scd, table: Table, key: int, duals: FloatArray, v: FloatArray, n_steps: int = 1) -> float:
-    """v after steps from what the attacker knows: v, and the duals of all rows."""
-    return float(
-        replay_scd.scd_poisson(
-            pack(table),
-            n_features=1,
-            n_steps=n_steps,
-            sampling=scd.sampling or 1.0,
-            coin_key=(key + 2**200).to_bytes(32, "little"),
-            duals=duals,
-            v=v,
-            **kernel_options(scd, len(table.y)),
-            **noise_options(scd, key),
-        ).v[0]
-    )
+def models(
+    scd: Scd, table: Table, keys: range, duals: FloatArray, v: FloatArray, n_steps: int = 1
+) -> FloatArray:
+    """v after steps from what the attacker knows: v, and the duals of all rows; one of each key."""
+    return replay_scd.scd_poisson_models(
+        pack(table),
+        keys,
+        n_features=1,
+        n_steps=n_steps,
+        sampling=scd.sampling or 1.0,
+        first_coin_key=2**200,
+        duals=duals,
+        v=v,
+        **kernel_options(scd, len(table.y)),
+        **noise_of(scd),
+    )[:, 0]
 
 
 def worst_pair(n: int, relation: Relation) -> tuple[Table, Table]:
@@ -415,7 +416,7 @@ def test_an_attack_on_one_step(epsilon: float, relation: Relation) -> None:
     assert (noise.steps, scd.sampling) == (1, 1.0)
     duals = np.random.default_rng(3).normal(size=n)
     found = [
-        np.array([one_step(scd, table, first + key, duals, np.array([0.1])) for key in range(RUNS)])
+        models(scd, table, range(first, first + RUNS), duals, np.array([0.1]))
         for first, table in zip((0, RUNS), worst_pair(n, relation), strict=True)
     ]
     assert epsilon / 1.5 < shown_epsilon(found[0], found[1], delta) <= epsilon
@@ -443,12 +444,7 @@ def test_an_attack_on_poisson_batches(n: int, batch_size: int, passes: int, rela
     lowest = -noise.steps if relation is Relation.REPLACE_ONE else 0
     neighbour = table.change(0, LONGEST_ROW if lowest else 0.0, -1e6)
     found = [
-        np.array(
-            [
-                one_step(scd, one, first + key, np.zeros(n), np.zeros(1), noise.steps) / scd.update_clip
-                for key in range(RUNS)
-            ]
-        )
+        models(scd, one, range(first, first + RUNS), np.zeros(n), np.zeros(1), noise.steps) / scd.update_clip
         for first, one in ((0, table), (RUNS, neighbour))
     ]
     spread = noise.noise_multiplier * math.sqrt(noise.steps)
@@ -472,16 +468,14 @@ def test_an_attack_on_a_sequential_batch_of_one_row(relation: Relation) -> None:
     table, neighbour = worst_pair(n, Relation.REPLACE_ONE)  # the bound is that of both relations
     found = []
     for first, one in ((0, table), (RUNS, neighbour)):
-        runs = (
-            replay_scd.scd_blocks(
-                pack(Table(one.x[:1], one.y[:1])),
-                n_features=1,
-                **kernel_options(scd, n),
-                **noise_options(scd, first + key),
-            )
-            for key in range(RUNS)
+        runs = replay_scd.scd_models(
+            pack(Table(one.x[:1], one.y[:1])),
+            range(first, first + RUNS),
+            n_features=1,
+            **kernel_options(scd, n),
+            **noise_of(scd),
         )
-        found.append(np.array([run.v[0] + run.duals[0] for run in runs]))
+        found.append(runs.v[:, 0] + runs.duals[:, 0])
     assert noise.released_duals == 1
     assert epsilon / 1.4 < shown_epsilon(found[0], found[1], delta) <= epsilon
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from helpers import mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 
-Trials = Mapping[str, "Future[tuple[int, str]]"]
+Trials = Mapping[str, "Future[dict[str, tuple[int, str]]]"]
 
 
 @dataclass(frozen=True)
@@ -287,7 +288,7 @@ MUTANTS = [
         PRIVACY,
         "rate = Fraction(epsilon) / spread",
         "rate = 2 * Fraction(epsilon) / spread",
-        f"{TEST_SELECTION}::test_it_is_the_exponential_mechanism",
+        f"{TEST_SELECTION}::test_it_is_the_exponential_mechanism[errors1-2-1.0]",
     ),
     Mutant(
         "scaled-textbook-instead-of-mu",
@@ -399,14 +400,14 @@ MUTANTS = [
         KERNELS,
         "dpml_sgd_apply_batch(sgd);",
         "if (sgd->gradient[0] != 0.0) dpml_sgd_apply_batch(sgd); else sgd->steps++;",
-        f"{TEST_STEP_NOISE}::test_poisson_steps_agree_with_oracle",
+        f"{TEST_STEP_NOISE}::test_poisson_steps_agree_with_oracle[0.004-gaussian-logistic]",
     ),
     Mutant(
         "realised-batch-size-as-divisor",
         KERNELS,
         "return -step / (options->batch_size * state->scale);",
         "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
-        f"{TEST_STEP_NOISE}::test_pass_agrees_with_oracle",
+        f"{TEST_STEP_NOISE}::test_pass_agrees_with_oracle[7-0.0-none-logistic]",
     ),
     Mutant(
         "row-coins-with-units",
@@ -448,7 +449,7 @@ MUTANTS = [
         KERNELS,
         "dpml_noise_gaussian(rng, n, scale * per_step, noise);",
         "dpml_noise_gaussian(rng, n, scale / 2.0 * per_step, noise);",
-        f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step",
+        f"{TEST_NOISY_REPLAY}::test_an_attack_on_one_gaussian_step[1.0-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "noise-of-a-poisson-step-halved",
@@ -610,14 +611,14 @@ MUTANTS = [
         KERNELS,
         "return -step / (options->batch_size * state->scale);",
         "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
-        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity[scs13-binary-1]",
     ),
     Mutant(
         "rows-of-a-unit-draw-coins",
         KERNELS,
         "state->end_row = unit + 1 < store->n_units ? store->units[unit + 1] : store->n_rows;",
         "state->end_row = state->next_row + 1;",
-        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity[bst14-binary-3]",
     ),
     Mutant(
         "step-noise-of-a-unit-as-of-a-row",
@@ -631,28 +632,28 @@ MUTANTS = [
         KERNELS,
         "slopes[k] *= bound / norm;",
         "slopes[k] *= 1.0;",
-        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity",
+        f"{TEST_NOISY_REPLAY}::test_a_unit_moves_the_sums_by_at_most_the_sensitivity[dp-sgd-multiclass-1]",
     ),
     Mutant(
         "one-vs-all-without-sqrt-K",
         KERNELS,
         "joint = sqrt((double) loss->n_classes);",
         "joint = 1.0 + 0.0 * loss->n_classes;",
-        f"{TEST_REPLAY}::test_worst_pair_of_classification_losses",
+        f"{TEST_REPLAY}::test_worst_pair_of_classification_losses[1-one-vs-all-clipped]",
     ),
     Mutant(
         "logistic-clip-removed",
         KERNELS,
         "return -dpml_least(1.0 / (1.0 + exp(m)), clip);",
         "return clip > 0.0 ? -1.0 / (1.0 + exp(m)) : 0.0;",
-        f"{TEST_REPLAY}::test_worst_pair_of_classification_losses",
+        f"{TEST_REPLAY}::test_worst_pair_of_classification_losses[1-logistic-clipped]",
     ),
     Mutant(
         "squared-clip-removed",
         KERNELS,
         "return dpml_clamp(u - y, -loss->clip, loss->clip);",
         "return u - y;",
-        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity[1-12-constant-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "row-norm-not-bounded",
@@ -667,14 +668,14 @@ MUTANTS = [
         "push * (run->gradient_change / run->batch_size) *",
         "push * (run->gradient_change / run->batch_size) /"
         " (run->schedule.kind == DPML_STRONGLY_CONVEX ? run->batch_size : 1) *",
-        f"{TEST_REPLAY}::test_strongly_convex_bound_does_not_shrink_with_the_batch",
+        f"{TEST_REPLAY}::test_strongly_convex_bound_does_not_shrink_with_the_batch[7]",
     ),
     Mutant(
         "short-batch-divided-by-its-size",
         KERNELS,
         "return -step / (options->batch_size * state->scale);",
         "return -step / ((state->in_batch > 0 ? state->in_batch : 1) * state->scale);",
-        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity",
+        f"{TEST_REPLAY}::test_worst_pair_reaches_the_sensitivity[7-30-constant-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "largest-pass-instead-of-their-sum",
@@ -781,21 +782,24 @@ MUTANTS = [
         KERNELS,
         "if (norm > bound)",
         "if (norm > 1000.0 * bound)",
-        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients",
+        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients"
+        "[logistic-1-0.2-inf-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "derivatives-of-a-row-of-classes-not-clipped",
         KERNELS,
         "(DpmlLaneBits) (norm > clip)",
         "(DpmlLaneBits) (norm > 1000.0 * clip)",
-        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients",
+        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients"
+        "[softmax-1-0.2-inf-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "gradient-of-a-unit-not-clipped",
         KERNELS,
         "norm > limit ? limit / norm : 1.0",
         "1.0",
-        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients",
+        f"{TEST_FULL_BATCH_REPLAY}::test_worst_pair_reaches_the_bound_of_gradients"
+        "[logistic-4-0.2-0.3-Relation.REPLACE_ONE]",
     ),
     Mutant(
         "passes-stopped-by-tolerance",
@@ -1161,8 +1165,9 @@ def test_every_mutant_has_one_place(planted: Mutant) -> None:
     assert place_of(planted, ROOT)
 
 
-def try_mutant(mutant: Mutant, sound: Path) -> tuple[int, str]:
-    """Its test, on a copy that has the mistake."""
+def try_mutants(mutants: Sequence[Mutant], sound: Path) -> dict[str, tuple[int, str]]:
+    """The tests of mutants that are one change, by name, on a copy that has the mistake."""
+    mutant = mutants[0]
     copy = sound.parent / mutant.name
     shutil.copytree(sound, copy, copy_function=os.link)  # what is changed becomes a file of its own
     file = place_of(mutant, copy)
@@ -1173,26 +1178,28 @@ def try_mutant(mutant: Mutant, sound: Path) -> tuple[int, str]:
         compiled.unlink()
     if file.suffix in (".c", ".h"):
         mutation.compile_changed(copy, file)
-    result = mutation.run_tests(copy, mutant.test)
+    found = {each.name: mutation.run_tests(copy, each.test) for each in mutants}
     shutil.rmtree(copy)
-    return result
+    return found
 
 
 @pytest.fixture(scope="module")
 def trials(sound: Path, request: pytest.FixtureRequest) -> Iterator[Trials]:
-    """The mutants that were chosen, by name, on all cores."""
+    """The trials of the mutants that were chosen, by name, on all cores."""
     chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    mutants = [item.callspec.params.get("mutant") for item in chosen if hasattr(item, "callspec")]
+    changes = defaultdict[tuple[Path, str, str], list[Mutant]](list)
+    for mutant in mutants:
+        if isinstance(mutant, Mutant):
+            changes[place_of(mutant, ROOT), mutant.old, mutant.new].append(mutant)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {
-            mutant.name: pool.submit(try_mutant, mutant, sound)
-            for mutant in (item.callspec.params.get("mutant") for item in chosen if hasattr(item, "callspec"))
-            if isinstance(mutant, Mutant)
-        }
+        futures = [(same, pool.submit(try_mutants, same, sound)) for same in changes.values()]
+        yield {mutant.name: future for same, future in futures for mutant in same}
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutants_are_caught(mutant: Mutant, trials: Trials) -> None:
-    code, report = trials[mutant.name].result()
+    code, report = trials[mutant.name].result()[mutant.name]
     assert code == pytest.ExitCode.TESTS_FAILED, report

@@ -61,8 +61,12 @@ def kernel_options(sgd: Sgd) -> dict[str, Any]:
     }
 
 
+def noise_of(sgd: Sgd) -> dict[str, Any]:
+    return {"noise": sgd.noise, "noise_scale": sgd.noise_scale}
+
+
 def noise_options(sgd: Sgd, key: int) -> dict[str, Any]:
-    return {"noise": sgd.noise, "noise_scale": sgd.noise_scale, "noise_key": key.to_bytes(32, "little")}
+    return {**noise_of(sgd), "noise_key": replay.key_of(key)}
 
 
 def pack(table: Table) -> list[bytes]:
@@ -188,7 +192,14 @@ def test_the_noise_that_a_step_adds_is_the_one_planned(method: str, delta: float
             blocks, n_features=FEATURES, n_steps=1, sampling=sgd.sampling, coin_key=bytes(32), **options
         ).weights
 
-    drawn = np.array([run(zero, **noise_options(sgd, key)) for key in range(RUNS)]) * (-UNITS / 0.5)
+    shared: dict[str, Any] = {"n_features": FEATURES, **kernel_options(sgd), **noise_of(sgd)}
+    if sgd.sampling is None:
+        drawn = replay.sgd_models(zero, range(RUNS), **shared)
+    else:  # of zero rows, whatever the coins
+        drawn = replay.sgd_poisson_models(
+            zero, range(RUNS), n_steps=1, sampling=sgd.sampling, first_coin_key=0, **shared
+        )
+    drawn *= -UNITS / 0.5
     difference = np.array([run(data, **noise_options(sgd, key)) for key in range(100)]) - run(data)
     np.testing.assert_allclose(difference * (-UNITS / 0.5), drawn[:100], atol=2.0 * noise_grid(noise.scale))
     steps = drawn / noise.grid
@@ -228,9 +239,11 @@ def test_every_step_of_a_run_has_noise(momentum: float) -> None:
     assert len(np.unique(np.round(fresh / np.abs(fresh).max(), 9), axis=0)) == 40
 
 
-def attack(
-    method: str, privacy: PrivacySpec, run: Callable[[Sgd, list[bytes], int], FloatArray], **options: Any
-) -> tuple[float, StepNoise]:
+Run = Callable[[Sgd, list[bytes], range], FloatArray]
+"""Models of a table's blocks, one of each key."""
+
+
+def attack(method: str, privacy: PrivacySpec, run: Run, **options: Any) -> tuple[float, StepNoise]:
     """The epsilon that 20,000 models of each of two worst neighbours show."""
     n = 20
     sgd, noise = planned(method, problem_of("regression", n, 1, 1), privacy, average="none", **options)
@@ -243,42 +256,33 @@ def attack(
     else:
         neighbour = table.change(0, 0.0, 0.0)
     found = [
-        np.array([run(sgd, pack(one), first + key)[0] for key in range(RUNS)])
+        run(sgd, pack(one), range(first, first + RUNS))[:, 0]
         for first, one in ((0, table), (RUNS, neighbour))
     ]
     delta = privacy.delta or 0.0
     return shown_epsilon(found[0], found[1], delta), noise
 
 
-def shuffled(passes: int) -> Callable[[Sgd, list[bytes], int], FloatArray]:
-    def run(sgd: Sgd, blocks: list[bytes], key: int) -> FloatArray:
-        epoch: replay.Epoch | None = None
-        for number in range(passes):
-            start = {} if epoch is None else {"weights": epoch.weights, "steps": epoch.steps}
-            epoch = replay.sgd_blocks(
-                blocks,
-                n_features=1,
-                **kernel_options(sgd),
-                **noise_options(sgd, passes * key + number),
-                **start,
-            )
-        assert epoch is not None
-        return epoch.weights
+def shuffled(passes: int) -> Run:
+    def run(sgd: Sgd, blocks: list[bytes], keys: range) -> FloatArray:
+        options = kernel_options(sgd) | noise_of(sgd)
+        return replay.sgd_models(blocks, keys, n_features=1, passes=passes, **options)
 
     return run
 
 
-def poisson(n_units: int) -> Callable[[Sgd, list[bytes], int], FloatArray]:
-    def run(sgd: Sgd, blocks: list[bytes], key: int) -> FloatArray:
-        return replay.sgd_poisson(
+def poisson(n_units: int) -> Run:
+    def run(sgd: Sgd, blocks: list[bytes], keys: range) -> FloatArray:
+        return replay.sgd_poisson_models(
             blocks,
+            keys,
             n_features=1,
             n_steps=sgd.steps(n_units, sgd.passes),
             sampling=sgd.sampling or 1.0,
-            coin_key=(key + 2**200).to_bytes(32, "little"),
+            first_coin_key=2**200,
             **kernel_options(sgd),
-            **noise_options(sgd, key),
-        ).weights
+            **noise_of(sgd),
+        )
 
     return run
 
@@ -347,9 +351,8 @@ def test_an_attack_on_poisson_batches(
     lowest = -noise.steps if relation is Relation.REPLACE_ONE else 0
     neighbour = table.change(0, LONGEST_ROW if lowest else 0.0, -1e6)
     bound = noise.scale / noise.noise_multiplier
-    run = poisson(n)
     found = [
-        np.array([run(sgd, pack(one), first + key)[0] for key in range(RUNS)]) * batch_size / bound
+        poisson(n)(sgd, pack(one), range(first, first + RUNS))[:, 0] * batch_size / bound
         for first, one in ((0, table), (RUNS, neighbour))
     ]
     spread = noise.noise_multiplier * math.sqrt(noise.steps)

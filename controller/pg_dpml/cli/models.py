@@ -34,7 +34,9 @@ def models(output: Output) -> None:
     """List the stored models and what each spent."""
     with output.session() as session:
         found = registry.list_models(session)
-    output.print(model_report.models_text(found), model_report.models_record(found))
+        may_train = registry.is_curator(session)
+    text = model_report.models_text(found, may_train=may_train)
+    output.print(text, model_report.models_record(found))
 
 
 @command

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Commands of who lets others train on their data: what is offered, and the service that trains."""
+"""Commands about data sets whose models others request: what is offered, what was asked, and the service."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,6 +18,9 @@ from pg_dpml.spec.files import read_text
 
 group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
 app.add_typer(group, name="dataset")
+
+asked = typer.Typer(help="See and withdraw requests of models, made by dpml.request.", no_args_is_help=True)
+app.add_typer(asked, name="request")
 
 DataSet = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the data set and its budget.")]
 
@@ -84,8 +88,35 @@ def list_(output: Output) -> None:
     """List the registered data sets. Those that this role registered, or may request models of."""
     with output.session() as session:
         found = datasets.list_datasets(session)
-    text = "\n".join(map(_text, found)) or "No data set is registered for this role or by it."
+    text = "\n".join(map(_text, found)) or (
+        "No data set is registered for this role or by it: owners of data do that, by dpml dataset register."
+    )
     output.print(text, {"datasets": [_record(one) for one in found]})
+
+
+@partial(command, to=asked, name="list")
+def list_requests(output: Output) -> None:
+    """List requests of models. Those that this role made, and of data sets that it registered."""
+    with output.session() as session:
+        found = requests.list_requests(session)
+    text = "\n".join(map(_request_text, found)) or (
+        "No request was made by this role, or of a data set of it: SELECT dpml.request(...) makes one, as "
+        "SELECT dpml.help('requests') explains."
+    )
+    output.print(text, {"requests": [_request_record(one) for one in found]})
+
+
+@partial(command, to=asked, name="withdraw")
+def withdraw_request(
+    request: Annotated[
+        int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="Number of a request that is waiting.")
+    ],
+    output: Output,
+) -> None:
+    """Take back a request of this role that is waiting. Nothing is charged for it."""
+    with output.session() as session:
+        withdrawn = requests.withdraw_request(session, request)
+    output.print(_request_text(withdrawn), _request_record(withdrawn))
 
 
 @command
@@ -106,7 +137,11 @@ def serve(
 
 def _text(dataset: datasets.Dataset) -> str:
     certified = ", solver certified allowed" if dataset.allow_certified else ""
-    whom = f"role {shown(dataset.role)}" if dataset.offered else "nobody: it was withdrawn"
+    whom = f"role {shown(dataset.role)}"
+    if dataset.closed:
+        whom = "nobody: its budget is closed"
+    elif not dataset.offered:
+        whom = "nobody: it was withdrawn"
     return (
         f"{shown(dataset.name)}: table {visible(dataset.table_name)}, offered to {whom}; "
         f"{dataset.terms.meaning} and up to {dataset.max_passes} passes a request{certified}; served by role "
@@ -119,7 +154,8 @@ def _record(dataset: datasets.Dataset) -> dict[str, Any]:
         "name": dataset.name,
         "table": dataset.table_name,
         "role": dataset.role,
-        "offered": dataset.offered,
+        "offered": dataset.offered and not dataset.closed,
+        "closed": dataset.closed,
         "min_epsilon": str(dataset.min_epsilon),
         "max_epsilon": str(dataset.max_epsilon),
         "min_delta": str(dataset.min_delta),
@@ -130,3 +166,15 @@ def _record(dataset: datasets.Dataset) -> dict[str, Any]:
         "registered_at": str(dataset.registered_at),
         "spec": dataset.spec,
     }
+
+
+def _request_text(request: requests.Request) -> str:
+    reason = "" if request.message is None else f": {visible(request.message)}"
+    return (
+        f"{request.id}  {request.requested_at:%Y-%m-%d %H:%M %Z}  {request.state:<9}  model "
+        f"{shown(request.model)} of {shown(request.dataset)} for role {shown(request.requested_by)}{reason}"
+    )
+
+
+def _request_record(request: requests.Request) -> dict[str, Any]:
+    return asdict(request) | {"requested_at": str(request.requested_at)}

@@ -134,11 +134,12 @@ def look_up_table(session: Session, table: str) -> SourceTable:
         raise _no_table(session, shown, parts)
     oid, schema, name, kind, row_security, _, involved, owner, lent = found[0]
     if involved is not None:
-        raise GuaranteeError(
+        fault = (
             f"reading {shown} involves {names.visible(involved)} of role {names.shown(owner)}, whose "
-            f"functions could run with the rights of role {names.visible(lent)}: connect as "
-            f"{names.shown(owner)}, or as a curator without such rights"
+            f"functions could run with the rights of role {names.visible(lent)}"
         )
+        fix = f"connect as {names.shown(owner)}, or as a curator without such rights"
+        raise GuaranteeError(f"{fault}: {fix}", plain=fault)
     _require_utf8(session, table, oid)
     session.settle_workers()
     return SourceTable(oid, schema, name, kind, row_security, columns_of(session, oid))

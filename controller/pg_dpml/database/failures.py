@@ -123,7 +123,7 @@ def _in_our_words(error: psycopg.Error, session: Session | None, *, connected: b
                 f"{primary}, so the rows depend on who asks: copy them into a table without row-level "
                 "security (CREATE TABLE ... AS TABLE ...), as a role that sees them all, and name that"
             )
-        return SpecError(primary + _missing_grant(error, primary, session))
+        return SpecError(primary + _missing_grant(error, primary, session), plain=primary)
     refused = psycopg.DataError, errors.DatatypeMismatch, errors.InvalidSchemaName
     if isinstance(error, refused):
         return SpecError(primary)

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["missing_grant", "quoted_names"]
 
+_ASK = ": only curators (members of dpml_curator) may do that; ask the owner of the data"
+"""What an analyst reads, who is not the one to ask for a curator's rights."""
+_ON_SCHEMA = ": it takes GRANT USAGE ON SCHEMA"
+"""Which no model that one requests can replace."""
+
 # Tables, functions and schemas that a message names and the role may not use, the likeliest first; `ours`:
 # the extension's.
 _DENIED = sql.SQL("""
@@ -41,13 +46,18 @@ _DENIED = sql.SQL("""
 
 
 def missing_grant(session: Session, message: str) -> str:
-    """The end of a permission error: the GRANT that is missing, and what works without it.
+    """The end of a permission error: the GRANT that is missing, or whom to ask, and what works without.
 
     The error has no field for the object that may not be used, but its message, in the server's language,
     names it. Empty if no such object is found.
     """
     grant = _grant(session, message)
-    return grant + _offered_data_sets(session) if grant else ""
+    if not grant or grant.startswith(_ON_SCHEMA) or not _is_analyst(session):
+        return grant
+    offered = _offered_data_sets(session)
+    if not offered:
+        return grant
+    return f"{grant}, or {offered}" if grant == _ASK else f"{grant}; without it, {offered}"
 
 
 def quoted_names(message: str, name: str) -> bool:
@@ -62,15 +72,16 @@ def _grant(session: Session, message: str) -> str:
         return ""
     oid, name, schema, ours, role = named[0]
     grantee = sql.Identifier(role).as_string()
+    if ours and _is_analyst(session):
+        return _ASK
     if ours:
         return (
-            f": it takes GRANT dpml_curator TO {grantee} (dpml_analyst, to apply models only), by a superuser"
+            f": it takes GRANT dpml_curator TO {grantee} (dpml_analyst, to request and apply models), by a "
+            "superuser"
         )
     if oid is None:
         thing = sql.Identifier(name).as_string()
-        return (
-            f": it takes GRANT USAGE ON SCHEMA {thing} TO {grantee}, and to write a table there GRANT CREATE"
-        )
+        return f"{_ON_SCHEMA} {thing} TO {grantee}, and to write a table there GRANT CREATE"
     with session.role_path():
         (visible,) = session.fetch_one(
             sql.SQL("SELECT pg_catalog.pg_table_is_visible(%(oid)s)"), {"oid": oid}
@@ -79,25 +90,29 @@ def _grant(session: Session, message: str) -> str:
     return f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner"
 
 
-def _offered_data_sets(session: Session) -> str:
-    """The data sets whose models the role may request without a right on their tables, in words."""
-    (readable,) = session.fetch_one(
+def _is_analyst(session: Session) -> bool:
+    """Whether the role may request models."""
+    (analyst,) = session.fetch_one(
         sql.SQL(
-            "SELECT coalesce(pg_catalog.has_table_privilege("
-            "pg_catalog.to_regclass('dpml.datasets')::pg_catalog.oid, 'SELECT'), false)"
+            "SELECT coalesce(pg_catalog.has_function_privilege("
+            "pg_catalog.to_regprocedure('dpml.request(text,text,jsonb)')::pg_catalog.oid, 'EXECUTE'), false)"
         )
     )
-    if not readable:
-        return ""
+    return bool(analyst)
+
+
+def _offered_data_sets(session: Session) -> str:
+    """The data sets whose models the role may request without a right on their tables, in words."""
     rows = session.fetch(
         sql.SQL(
-            "SELECT name FROM dpml.datasets WHERE offered AND registered_by <> current_user ORDER BY name"
+            "SELECT name FROM dpml.datasets WHERE offered AND registered_by <> current_user "
+            "AND name NOT IN (SELECT name FROM dpml.closed_datasets) ORDER BY name"
         )
     )
     if not rows:
         return ""
     offered = ", ".join(names.shown(name) for (name,) in rows)
     return (
-        f"; without it, ask in SQL for a model of {offered}: SELECT dpml.request(...), as "
-        "SELECT dpml.help('requests') explains"
+        f"ask in SQL for a model of {offered}: SELECT dpml.request(...), as SELECT dpml.help('requests') "
+        "explains"
     )

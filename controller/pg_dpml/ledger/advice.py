@@ -61,9 +61,14 @@ def breach_of(
     return "; ".join(found)
 
 
-def affordable(budget: Budget, rest: Cost, priced: Priced, at_epsilon: Callable[[float], Priced]) -> str:
-    """The largest epsilon that is left for a run that costs too much, in words; empty if none is."""
-    least = limit_of(budget.rule, budget.min_epsilon, budget.delta).loss
+def affordable(
+    budget: Budget, min_epsilon: Decimal, rest: Cost, priced: Priced, at_epsilon: Callable[[float], Priced]
+) -> str:
+    """The largest epsilon that is left for a run that costs too much, in words; empty if none is.
+
+    `min_epsilon`: as in `Terms`, the largest of all terms that hold.
+    """
+    least = limit_of(budget.rule, min_epsilon, budget.delta).loss
     epsilon = _most_affordable(budget, rest, least, priced, at_epsilon)
     if epsilon is None:
         return ""

@@ -27,6 +27,7 @@ __all__ = [
     "account_of",
     "charge_of",
     "close_budget",
+    "closed_error",
     "dataset_of",
     "enter",
     "find_budget",
@@ -185,10 +186,15 @@ def lock_budget(session: Session, budget: Budget) -> None:
 def require_open(budget: Budget, left: Left) -> None:
     """Raise BudgetError if the budget is closed."""
     if left.closed:
-        raise BudgetError(
-            f"the budget of data set {shown(budget.dataset)} is closed, so nothing is left for any run: "
-            "nothing was charged"
-        )
+        raise closed_error(budget)
+
+
+def closed_error(budget: Budget) -> BudgetError:
+    """The error for anything that a closed budget is to pay."""
+    return BudgetError(
+        f"the budget of data set {shown(budget.dataset)} is closed, so nothing is left for any run: "
+        "nothing was charged"
+    )
 
 
 def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
@@ -211,10 +217,11 @@ def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
             f"; or, as nothing was charged to this budget, open it again for the other unit: "
             f"{_opening_command(replace(budget, unit=unit))}"
         )
-    raise GuaranteeError(
+    fault = (
         f"the budget of data set {shown(budget.dataset)} is for {wanted}, and this run has {given}: one "
-        f"budget has one unit of privacy; {fix}"
+        "budget has one unit of privacy"
     )
+    raise GuaranteeError(f"{fault}; {fix}", plain=fault)
 
 
 def _opening_command(budget: Budget) -> str:

@@ -14,6 +14,7 @@ from pg_dpml.ledger import models
 from pg_dpml.ledger.advice import affordable, breach_of
 from pg_dpml.ledger.budgets import (
     charge_of,
+    closed_error,
     enter,
     left_of,
     load_budget,
@@ -116,7 +117,8 @@ def charge(
         breach = next(filter(None, breaches), None)
         advice = ""
         if breach is None and not rest.closed and not Outlook(budget, cost, rest).fits:
-            advice = affordable(budget, rest.cost, (guarantee, gaussian), at_epsilon)
+            least = max(one.min_epsilon for one in both)
+            advice = affordable(budget, least, rest.cost, (guarantee, gaussian), at_epsilon)
         lock_budget(session, budget)
         if load_budget(session, budget.dataset) != budget:
             raise BudgetError(
@@ -132,11 +134,13 @@ def charge(
         if breach is not None:
             raise BudgetError(f"{breach}: nothing was charged")
         if not Outlook(budget, cost, left).fits:
-            less = advice or ("" if cost.loss > left.cost.loss else ", by a smaller delta")
+            less = f"ask for less{advice or ', by a smaller delta'}"
+            if not advice and cost.loss > left.cost.loss:
+                less = "what is left pays for no such run at this delta"
             raise BudgetError(
                 f"the budget of data set {shown(budget.dataset)} ({budget.meaning}) has "
                 f"{budget.amount(left.cost)} "
-                f"left, and this run costs {budget.amount(cost)}: nothing was charged; ask for less{less}"
+                f"left, and this run costs {budget.amount(cost)}: nothing was charged; {less}"
             )
         claim(session, budget, table)
     entry = models.charge(
@@ -224,10 +228,13 @@ def refusal_of(
     budget = None if error.least is None else readable_budget(session, table, dataset)
     if budget is None or error.least is None:
         return error
+    left = left_of(session, budget)
+    if left.closed:
+        return closed_error(budget)
     priced = at_epsilon(error.least)
     both = (budget.terms,) if terms is None else (terms, budget.terms)
-    rest = left_of(session, budget).cost
-    breach = next(filter(None, (breach_of(budget, one, priced, at_epsilon, rest) for one in both)), None)
+    breaches = (breach_of(budget, one, priced, at_epsilon, left.cost) for one in both)
+    breach = next(filter(None, breaches), None)
     if breach is None:
         return error
     return BudgetError(

@@ -23,6 +23,9 @@ __all__ = [
     "readable_budget",
 ]
 
+_ELSEWHERE = "the table, or one that it shares rows with, is in the budget of another data set"
+"""What is said of that to who may not see budgets."""
+
 
 def missing_tables(session: Session, budget: Budget) -> list[str]:
     """Tables that a budget lists and that do not exist by this name, after a rename or a drop."""
@@ -96,7 +99,8 @@ def claim(session: Session, budget: Budget, table: SourceTable, *, listed: bool 
             f"table {shown(table.name)}, or a table that it shares rows with, is in the budget of data set "
             f"{', '.join(map(shown, others))} already, and a second budget would let its rows be paid for "
             f"twice: charge its runs there (dataset = {toml_text(others[0])} in the spec), or have a "
-            f"superuser open the second budget by {opening} --allow-second-budget"
+            f"superuser open the second budget by {opening} --allow-second-budget",
+            plain=_ELSEWHERE,
         )
 
 
@@ -128,7 +132,8 @@ def budget_of(session: Session, table: SourceTable, dataset: str | None) -> Budg
     if used and dataset not in found and not (named is not None and named.shared):
         raise GuaranteeError(
             f"table {shown(table.name)} belongs to data set {', '.join(map(shown, used))}, not "
-            f"{shown(dataset)}: charge its runs there"
+            f"{shown(dataset)}: charge its runs there",
+            plain=_ELSEWHERE,
         )
     return load_budget(session, dataset)
 

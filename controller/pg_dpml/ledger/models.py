@@ -27,6 +27,7 @@ __all__ = [
     "drop_model",
     "find_model",
     "grant_model",
+    "is_curator",
     "list_models",
     "load_model",
     "model_of",
@@ -323,7 +324,7 @@ def _require_ours(model: Model, changed: int) -> None:
     if changed == 0:
         raise SpecError(
             f"model {shown(model.name)} belongs to {shown(model.owner or '')}, and only a member of that "
-            "role or of dpml_curator may grant or drop it"
+            "role or of dpml_curator may grant or drop it: ask there"
         )
 
 
@@ -343,10 +344,15 @@ def require_role(session: Session, role: str, argument: str) -> str:
     return found
 
 
+def is_curator(session: Session) -> bool:
+    """Whether the role has a curator's right to read the ledger."""
+    (allowed,) = session.fetch_one(sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.ledger', 'SELECT')"))
+    return bool(allowed)
+
+
 def charges_of(session: Session, table_name: str) -> list[Charge] | None:
     """The charges of a table, in order; None if the role may not read the ledger."""
-    (allowed,) = session.fetch_one(sql.SQL("SELECT pg_catalog.has_table_privilege('dpml.ledger', 'SELECT')"))
-    if not allowed:
+    if not is_curator(session):
         return None
     columns = [column.name for column in fields(Charge)]
     query = sql.SQL("SELECT {} FROM dpml.ledger WHERE table_name = %(table_name)s ORDER BY id").format(

@@ -110,7 +110,7 @@ class Terms:
             raise SpecError(
                 "a run whose number of passes depends on the rows (solver = certified) is not allowed by "
                 f"{self.source}, as that number can be counted on the server: take another method, "
-                "in bolt-on take solver = sgd, or ask for dpml dataset register --allow-certified"
+                "in bolt-on take solver = sgd, or ask that role for dpml dataset register --allow-certified"
             )
         if passes is not None and self.max_passes is not None and passes > self.max_passes:
             raise SpecError(

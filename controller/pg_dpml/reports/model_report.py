@@ -260,8 +260,13 @@ def models_record(models: Sequence[Model]) -> dict[str, Any]:
     }
 
 
-def models_text(models: Sequence[Model]) -> str:
-    """A list of models, a line each."""
+def models_text(models: Sequence[Model], *, may_train: bool = True) -> str:
+    """A list of models, a line each; of none, what whoever asked can do to have one."""
+    if not models and not may_train:
+        return (
+            "No models yet: SELECT dpml.request(...) asks for one of a data set in dpml dataset list, and "
+            "whoever owns one can grant it to you."
+        )
     if not models:
         return "No models yet: dpml train SPEC --epsilon E --name NAME makes one."
     rows = [("MODEL", "TASK", "METHOD", "EPSILON", "DELTA", "TRAINED ON", "UNITS", "STORED")]

@@ -23,10 +23,15 @@ __all__ = ["Dataset", "list_datasets", "load_dataset", "register", "withdraw"]
 MOST_PASSES = 1000
 """Default of the largest number of passes of a request: planning takes time before anything is charged."""
 
-_DATASETS = sql.SQL(
-    "SELECT name, registered_at, registered_by, role, source, source_owner, spec, min_epsilon, max_epsilon, "
-    "min_delta, max_delta, max_passes, allow_certified, offered FROM dpml.datasets "
+_COLUMNS = sql.SQL(
+    "name, registered_at, registered_by, role, source, source_owner, spec, min_epsilon, max_epsilon, "
+    "min_delta, max_delta, max_passes, allow_certified, offered"
 )
+# Who registered a data set whose budget is closed sees it in both relations, others only in the second.
+_DATASETS = sql.SQL(
+    "SELECT {}, false FROM dpml.datasets WHERE name NOT IN (SELECT name FROM dpml.closed_datasets) "
+    "UNION ALL SELECT {}, true FROM dpml.closed_datasets ORDER BY name"
+).format(_COLUMNS, _COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Dataset:
     max_passes: int
     allow_certified: bool
     offered: bool
+    closed: bool
+    """Whether its budget is closed, so that no model of it can be requested, offered or not."""
 
     @property
     def terms(self) -> terms.Terms:
@@ -111,6 +118,8 @@ def register(
 
     Raises
     ------
+    BudgetError
+        If the budget is closed.
     SpecError
         If an argument is outside its domain or looser than the budget's, the data set has no budget, or
         another role registered it.
@@ -126,6 +135,7 @@ def register(
     table = source.table
     budget = claims.budget_of(session, table, name)
     assert budget is not None  # it was named
+    budgets.require_open(budget, budgets.left_of(session, budget))
     budgets.require_unit(session, budget, source.unit)
     before = next((one for one in list_datasets(session) if one.name == name), None)
     role = role or ("dpml_analyst" if before is None else before.role)
@@ -202,7 +212,8 @@ def withdraw(session: Session, name: str) -> Dataset:
     session.execute(
         sql.SQL(
             "UPDATE dpml.requests SET state = 'refused', message = 'the data set was withdrawn' "
-            "WHERE dataset = %(name)s AND state = 'waiting'"
+            "WHERE id IN (SELECT id FROM dpml.requests WHERE dataset = %(name)s AND state = 'waiting' "
+            "FOR NO KEY UPDATE SKIP LOCKED)"  # one that is being withdrawn is not waited for
         ),
         {"name": name},
     )
@@ -210,8 +221,8 @@ def withdraw(session: Session, name: str) -> Dataset:
 
 
 def list_datasets(session: Session) -> list[Dataset]:
-    """The data sets that the current role registered or may request models of, by name."""
-    return [Dataset(*row) for row in session.fetch(_DATASETS + sql.SQL("ORDER BY name"))]
+    """The data sets that the current role registered or may request models of, by name; also closed ones."""
+    return [Dataset(*row) for row in session.fetch(_DATASETS)]
 
 
 def load_dataset(session: Session, name: str) -> Dataset:
@@ -222,10 +233,10 @@ def load_dataset(session: Session, name: str) -> Dataset:
     SpecError
         If there is no such data set, or the current role may not see it.
     """
-    found = session.fetch(_DATASETS + sql.SQL("WHERE name = %(name)s"), {"name": name})
-    if not found:
+    found = next((one for one in list_datasets(session) if one.name == name), None)
+    if found is None:
         raise SpecError(_no_dataset(session, name, "there is no registered data set called"))
-    return Dataset(*found[0])
+    return found
 
 
 def _no_dataset(session: Session, name: str, missing: str) -> str:

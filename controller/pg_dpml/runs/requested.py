@@ -47,13 +47,14 @@ def read_options(text: str, max_epsilon: Decimal) -> tuple[PrivacySpec, TrainSpe
     require_known(privacy, [f.name for f in fields(PrivacySpec)], "privacy")
     if "epsilon" not in privacy:
         raise SpecError('options must have an epsilon, such as {"privacy": {"epsilon": 0.1}}')
+    options = train_options(as_table(given.get("training", {}), "training"), "training")
+    _require_private(options.get("method", "auto"))
+    training = TrainSpec(**options)
     if type(privacy["epsilon"]) in (int, float):
         epsilon = Decimal(repr(privacy["epsilon"]))
         if max_epsilon < epsilon < Decimal("1e300"):  # else it is refused below, as no number for a computer
             raise SpecError(f"epsilon must be at most {max_epsilon:.12g} a request, not {epsilon:.12g}")
-    options = train_options(as_table(given.get("training", {}), "training"), "training")
-    _require_private(options.get("method", "auto"))
-    return PrivacySpec(**privacy), TrainSpec(**options)
+    return PrivacySpec(**privacy), training
 
 
 def _require_private(method: object) -> None:

@@ -257,14 +257,14 @@ def _rights(session: Session) -> Check:
     if curator:
         fix = "; ".join(f"GRANT {right} TO dpml_curator" for right in missing)
         return Check("rights", False, f"dpml_curator, as which {role} acts, lacks rights it came with", fix)
-    advice = f"to train: GRANT dpml_curator TO {role}"
     if "SELECT ON dpml.models" not in missing:
-        return Check("rights", True, f"{role} may apply models, not train", note=advice)
+        note = "dpml dataset list shows what to request models of; else ask curators, who may train"
+        return Check("rights", True, f"{role} may request and apply models, not train", note=note)
     return Check(
         "rights",
         False,
         f"{role} may neither train nor apply models",
-        f"{advice}; to apply models: GRANT dpml_analyst TO {role}",
+        f"to train: GRANT dpml_curator TO {role}; to request and apply models: GRANT dpml_analyst TO {role}",
     )
 
 
@@ -307,7 +307,8 @@ def _statistics(session: Session) -> list[Check]:
         lambda: session.fetch(
             sql.SQL(
                 "SELECT name, allow_certified FROM dpml.datasets "
-                "WHERE offered AND registered_by = current_user ORDER BY name"
+                "WHERE offered AND registered_by = current_user "
+                "AND name NOT IN (SELECT name FROM dpml.closed_datasets) ORDER BY name"
             )
         )
     )

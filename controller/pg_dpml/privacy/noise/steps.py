@@ -288,7 +288,7 @@ def _delta_of_steps(delta: float) -> float:
     return delta * (1.0 - 2.0 * _UNLIKELY)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1024)
 def _pld(
     epsilon: float, delta: float, sampling: float, steps: int, relation: Relation
 ) -> subsampled.Accounted:
@@ -440,7 +440,7 @@ def bst14_multipliers(
     }
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1024)
 def _allocated_pld(
     epsilon: float, delta: float, batches: int, passes: int, relation: Relation, *, rough: bool
 ) -> subsampled.Accounted:
