@@ -153,7 +153,8 @@ def smoothed(values: FloatArray, s: float) -> FloatArray:
     variance = float(np.mean((values[below] - centre) ** 2))
     if variance == 0.0:
         return values
-    share = max(0.0, 1.0 - s**2 * ((d + 1) / 2 - 1 / d) / variance)
+    share = 1.0 - s**2 * ((d + 1) / 2 - 1 / d) / variance
+    share = share if share >= 0.05 else 0.0
     return np.where(below, centre + share * (values - centre), values)
 
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # which imports its parts where they are used
 
 from pg_dpml.errors import GuaranteeError
 from pg_dpml.kernels import FloatArray
@@ -39,7 +40,7 @@ class Whitener:
     scale : float or None
         With it P = scale I - V'V, but for the rounding of P.
     directions : ndarray of shape (k, d)
-        V, with at least one row; no rows where there is no scale.
+        V, with at least one row, which may be 0; no rows where there is no scale.
     """
 
     matrix: FloatArray
@@ -86,7 +87,7 @@ class Whitening:
         -----
         Post-processing of the noisy mean. Source: privacy/README.md, "Whitened gradients".
         """
-        values, vectors = np.linalg.eigh(noisy)
+        values = np.linalg.eigvalsh(noisy)
         stretched = np.clip(smoothed(values, self.stddev), 0.0, self.most) + self.ridge
         values = np.clip(values, 0.0, self.most)
         shares = values / stretched
@@ -94,14 +95,18 @@ class Whitening:
         largest = float(np.max(shares)) / total if total > 0.0 else 1.0
         lengths = 1.0 / np.sqrt(stretched)
         # Eigenvalues rise: the first ones are hidden, and alike if nothing of their spread is kept.
+        d = len(values)
         alike = int(np.count_nonzero(stretched == stretched[0]))
-        if len(values) - alike > MOST_DIRECTIONS * len(values):
+        if d - alike > MOST_DIRECTIONS * d:
+            vectors = np.linalg.eigh(noisy)[1]
             matrix = (vectors * lengths) @ vectors.T
-            return Whitener((matrix + matrix.T) / 2.0, largest, None, np.zeros((0, len(values))))
+            return Whitener((matrix + matrix.T) / 2.0, largest, None, np.zeros((0, d)))
         scale = float(lengths[0])
-        first = min(alike, len(values) - 1)  # one at least, if need be of length 0
-        directions = (vectors[:, first:] * np.sqrt(scale - lengths[first:])).T
-        matrix = scale * np.eye(len(values)) - directions.T @ directions
+        directions = np.zeros((1, d))
+        if alike < d:
+            vectors = scipy.linalg.eigh(noisy, subset_by_index=[alike, d - 1])[1]
+            directions = (vectors * np.sqrt(scale - lengths[alike:])).T
+        matrix = scale * np.eye(d) - directions.T @ directions
         return Whitener((matrix + matrix.T) / 2.0, largest, scale, directions)
 
 
