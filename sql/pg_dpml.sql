@@ -61,7 +61,8 @@ GRANT USAGE, CREATE ON SCHEMA dpml_work TO dpml_curator;
 --
 -- Ledger and budgets
 --
--- Who charged, when, and under which number is not the curator's to say: these columns have no INSERT.
+-- Who charged, when, and under which number is not the curator's to say: these columns have no INSERT. That stops who
+-- names them, but not the defaults that a role gives to the columns of its own view of a table: keep_defaults does.
 
 CREATE FUNCTION dpml.append_only() RETURNS trigger
 	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -71,6 +72,30 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dpml.append_only() IS 'trigger that refuses to change or remove what was spent';
+
+CREATE FUNCTION dpml.keep_defaults() RETURNS trigger
+	LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	kept record;
+	other boolean;
+BEGIN
+	FOR kept IN SELECT a.attname AS name, CASE WHEN a.attidentity = '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), 'NULL')
+				ELSE format('currval(%L)', pg_get_serial_sequence(format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), a.attname))
+			END AS value
+			FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+			WHERE a.attrelid = TG_RELID AND a.attnum > 0 AND NOT a.attisdropped
+				AND NOT has_column_privilege(TG_RELID, a.attnum, 'INSERT') LOOP
+		EXECUTE format('SELECT ($1).%I IS DISTINCT FROM %s', kept.name, kept.value) INTO other USING NEW;
+		IF other THEN
+			RAISE EXCEPTION 'role % may not set %.%.%', current_user, TG_TABLE_SCHEMA, TG_TABLE_NAME, kept.name
+				USING ERRCODE = 'insufficient_privilege';
+		END IF;
+	END LOOP;
+	RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dpml.keep_defaults() IS
+'trigger that refuses a row in which a column that the role may not set has another value than its default';
 
 CREATE TABLE dpml.ledger (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -100,10 +125,13 @@ COMMENT ON COLUMN dpml.ledger.n_units IS 'public number of units of privacy';
 COMMENT ON COLUMN dpml.ledger.mechanism IS 'mechanism and its parameters, from which the cost can be composed';
 GRANT SELECT ON TABLE dpml.ledger TO dpml_curator;
 GRANT INSERT (table_name, model, method, epsilon, delta, relation, n_units, mechanism) ON TABLE dpml.ledger TO dpml_curator;
+GRANT SELECT ON SEQUENCE dpml.ledger_id_seq TO dpml_curator;	-- keep_defaults reads the number just given
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.ledger_id_seq', '');
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.ledger
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER keep_defaults BEFORE INSERT ON dpml.ledger
+	FOR EACH ROW EXECUTE FUNCTION dpml.keep_defaults();
 
 -- Members of an extension go with it unasked; a view that is none holds it, so that DROP EXTENSION needs CASCADE.
 -- The definer is whoever created the extension: those who charge need no right to create anything.
@@ -174,6 +202,8 @@ GRANT UPDATE (rule, epsilon, delta, relation, unit, tables, min_epsilon, min_del
 SELECT pg_catalog.pg_extension_config_dump('dpml.budgets', '');
 CREATE TRIGGER append_only BEFORE DELETE OR TRUNCATE ON dpml.budgets
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER keep_defaults BEFORE INSERT ON dpml.budgets
+	FOR EACH ROW EXECUTE FUNCTION dpml.keep_defaults();
 CREATE TRIGGER hold_extension AFTER INSERT ON dpml.budgets
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.hold_extension();
 
@@ -210,6 +240,8 @@ GRANT INSERT (dataset, turn, charge_key, charge, loss, delta, terms) ON TABLE dp
 SELECT pg_catalog.pg_extension_config_dump('dpml.budget_entries', '');
 CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dpml.budget_entries
 	FOR EACH STATEMENT EXECUTE FUNCTION dpml.append_only();
+CREATE TRIGGER keep_defaults BEFORE INSERT ON dpml.budget_entries
+	FOR EACH ROW EXECUTE FUNCTION dpml.keep_defaults();
 
 CREATE FUNCTION dpml.check_budget() RETURNS trigger
 	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
@@ -393,6 +425,9 @@ GRANT INSERT (name, owner, method, private, task, loss, classes, weights, whiten
 -- Of models that they own, or for SELECT were granted: see the policies.
 GRANT SELECT, UPDATE (granted_to) ON TABLE dpml.models TO dpml_analyst;
 SELECT pg_catalog.pg_extension_config_dump('dpml.models', '');
+CREATE TRIGGER keep_defaults BEFORE INSERT ON dpml.models
+	FOR EACH ROW WHEN (NEW.created_at <> pg_catalog.now() OR NEW.granted_to <> '{}')	-- as rows are large
+	EXECUTE FUNCTION dpml.keep_defaults();
 
 -- Roles go by name, as in a dump.  One that is gone is nobody: to_regrole is null then, where a cast would fail.
 ALTER TABLE dpml.models ENABLE ROW LEVEL SECURITY;
@@ -533,6 +568,8 @@ CREATE POLICY see ON dpml.datasets FOR SELECT USING (registered_by = current_use
 	AND NOT EXISTS (SELECT FROM dpml.closed_datasets c WHERE c.name = datasets.name));
 CREATE POLICY register ON dpml.datasets FOR INSERT WITH CHECK (registered_by = current_user);
 CREATE POLICY change ON dpml.datasets FOR UPDATE USING (registered_by = current_user);
+CREATE TRIGGER keep_defaults BEFORE INSERT ON dpml.datasets
+	FOR EACH ROW EXECUTE FUNCTION dpml.keep_defaults();
 
 CREATE TABLE dpml.requests (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -561,6 +598,7 @@ COMMENT ON COLUMN dpml.requests.charge IS 'the charge in dpml.ledger; null: noth
 GRANT SELECT ON TABLE dpml.requests TO dpml_curator, dpml_analyst;
 GRANT UPDATE (state, message, charge) ON TABLE dpml.requests TO dpml_curator;
 GRANT INSERT (dataset, model, options) ON TABLE dpml.requests TO dpml_analyst;
+GRANT SELECT ON SEQUENCE dpml.requests_id_seq TO dpml_analyst;
 SELECT pg_catalog.pg_extension_config_dump('dpml.requests', '');
 SELECT pg_catalog.pg_extension_config_dump('dpml.requests_id_seq', '');
 ALTER TABLE dpml.requests ENABLE ROW LEVEL SECURITY;
@@ -620,6 +658,8 @@ $$;
 COMMENT ON FUNCTION dpml.check_request() IS 'trigger that checks new requests, and keeps what became of one as it is';
 CREATE TRIGGER check_request BEFORE INSERT OR UPDATE ON dpml.requests
 	FOR EACH ROW EXECUTE FUNCTION dpml.check_request();
+CREATE TRIGGER keep_defaults BEFORE INSERT ON dpml.requests
+	FOR EACH ROW EXECUTE FUNCTION dpml.keep_defaults();
 
 CREATE FUNCTION dpml.request(dataset text, model text, options jsonb DEFAULT '{}') RETURNS bigint
 	LANGUAGE sql VOLATILE PARALLEL UNSAFE

@@ -410,3 +410,66 @@ def test_who_did_it_is_whose_rights_were_used(
             run(database, "boss", way.spring)
         with pytest.raises(error):
             run(database, "mallory", forged)
+
+
+OTHER = {"bigint": "-5", "boolean": "false", "name": "'ann'", "name[]": "'{ann}'", "text": "'done'"}
+"""Of each type a value that is no default; of times it is one that is past."""
+
+
+@pytest.mark.usefixtures("curators")
+@pytest.mark.parametrize("column", WHO)
+def test_no_default_of_a_view_sets_what_its_owner_may_not(
+    database: str, connection: psycopg.Connection, column: str
+) -> None:
+    """PostgreSQL asks for no right on a column that a view sets by a default of its own."""
+    table = column.split(".")[0]
+    columns = connection.execute(
+        "SELECT a.attname, format_type(a.atttypid, NULL) FROM pg_attribute a WHERE a.attrelid = %s::regclass "
+        "AND a.attnum > 0 AND NOT has_column_privilege('mallory', a.attrelid, a.attnum, 'INSERT')",
+        (f"dpml.{table}",),
+    ).fetchall()
+    assert columns
+    rows, values = WHO[column].split(") ", 1)
+    insert = f"INSERT INTO lair.own {rows}) OVERRIDING SYSTEM VALUE {values}"
+    before = connection.execute(f"TABLE dpml.{table}".encode()).fetchall()
+    for name, kind in columns:
+        value = OTHER.get(kind, "now() - interval '1 day'")
+        run(
+            database,
+            "mallory",
+            f"CREATE VIEW lair.own AS TABLE dpml.{table}",
+            f"ALTER VIEW lair.own ALTER {name} SET DEFAULT {value}",
+        )
+        with psycopg.connect(as_role(database, "mallory"), autocommit=True) as mallory:
+            # a number that was given, which hers is compared with
+            mallory.execute(f"BEGIN; INSERT INTO dpml.{table} {WHO[column]}; ROLLBACK".encode())
+            with pytest.raises(errors.InsufficientPrivilege):
+                mallory.execute(insert.encode())
+            mallory.execute("DROP VIEW lair.own")
+    assert connection.execute(f"TABLE dpml.{table}".encode()).fetchall() == before
+
+
+@pytest.mark.usefixtures("curators")
+def test_no_view_jams_the_queue(database: str) -> None:
+    """By numbers that come next, or by requests that do not count as waiting."""
+    run(
+        database,
+        "mallory",
+        "CREATE VIEW lair.own AS TABLE dpml.requests; CREATE SEQUENCE lair.next; "
+        "ALTER VIEW lair.own ALTER requested_by SET DEFAULT 'mallory'; "
+        "ALTER VIEW lair.own ALTER state SET DEFAULT 'running'",
+    )
+    many = (
+        "INSERT INTO lair.own (dataset, model, options) {} "
+        "SELECT 'offered', 'x', '{{}}' FROM generate_series(1, 101)"
+    )
+    with pytest.raises(errors.InsufficientPrivilege, match=r"may not set dpml\.requests\.state"):
+        run(database, "mallory", many.format(""))
+    run(
+        database,
+        "mallory",
+        "ALTER VIEW lair.own ALTER state SET DEFAULT 'waiting'; "
+        "ALTER VIEW lair.own ALTER id SET DEFAULT nextval('lair.next') + 10^6",
+    )
+    with pytest.raises(psycopg.Error, match=r"requests_id_seq|may not set"):
+        run(database, "mallory", many.format("OVERRIDING SYSTEM VALUE"))
