@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -703,31 +703,34 @@ def gram(blocks: Sequence[bytes], weights: npt.ArrayLike | None = None, loss: Lo
     return GramSums(sums.total(0, n_xx), sums.total(n_xx, sums.low.size) if loss is None else None, rows)
 
 
-def whiten(block: bytes, p: npt.ArrayLike, norm: float, scale: float | None = None) -> bytes:
+def whiten(
+    block: bytes, p: npt.ArrayLike, norm: float, scale: float | None = None, piece: int | None = None
+) -> bytes:
     """The block with every row x as x norm / ||P x||; norm is in (0, inf).
 
     P is p, of shape (d, d), or with a scale in (0, inf) it is scale I - p'p, of shape (k, d).
+    `piece`: rows of a call; None: all.
     """
     view = _view(ffi.from_buffer(block))
     d = view.n_features
     matrix = _floats(p).reshape(-1)
     require(0.0 < norm < math.inf, "norm must be in (0, inf)")
     values = np.empty(view.n_values, dtype=np.float32)
-    rows = norm, 0, view.n_rows
+    piece = max(view.n_rows, 1) if piece is None else piece
     if scale is None:
         require(matrix.size == d * d, f"p must have shape ({d}, {d})")
         panels = np.empty(lib.dpml_whiten_panels_size(d))
         lib.dpml_whiten_panels(d, pointer(matrix), pointer(panels))
-        work = np.empty(lib.dpml_whiten_memory(d, view.n_rows))
-        arguments = *rows, pointer(work), pointer(values, "float")
-        lib.dpml_whiten_rows(view, pointer(matrix), pointer(panels), *arguments)
+        work = np.empty(lib.dpml_whiten_memory(d, piece))
+        call = partial(lib.dpml_whiten_rows, view, pointer(matrix), pointer(panels), norm)
     else:
         require(matrix.size % d == 0, f"p must have {d} columns")
         require(0.0 < scale < math.inf, "scale must be in (0, inf)")
         k = matrix.size // d
-        work = np.empty(lib.dpml_directions_memory(d, k, view.n_rows))
-        arguments = *rows, pointer(work), pointer(values, "float")
-        lib.dpml_whiten_by_directions(view, scale, pointer(matrix), k, *arguments)
+        work = np.empty(lib.dpml_directions_memory(d, k, piece))
+        call = partial(lib.dpml_whiten_by_directions, view, scale, pointer(matrix), k, norm)
+    for first in range(0, view.n_rows, piece):
+        call(first, piece, pointer(work), pointer(values, "float"))
     view.values = pointer(values, "float")
     out = bytearray(lib.dpml_block_size(view))
     lib.dpml_block_write(view, ffi.from_buffer(out))

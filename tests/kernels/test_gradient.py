@@ -382,6 +382,18 @@ def test_few_directions_whiten_as_their_matrix_does(d: int, k: int, form: str) -
     np.testing.assert_allclose(found.values, wanted.values, rtol=2.0**-23, atol=0.0)
 
 
+@pytest.mark.parametrize("form", ["dense", "csr"])
+@pytest.mark.parametrize("piece", [1, 3, 5, 16, 100])
+@pytest.mark.parametrize("d", [3, 13, 32])
+def test_rows_are_whitened_alike_in_pieces(d: int, piece: int, form: str) -> None:
+    x, y = make_rows(LOSSES["logistic"], n=43, d=d)
+    x *= np.exp(np.arange(43.0))[:, None] / 1e9  # no row's norm is good for another
+    v = np.random.default_rng(9).normal(size=(2, d)) / (2.0 * d)
+    (block,) = pack(form, x, y, rows_per_block=50)
+    for p, scale in ((v, 1.5), (1.5 * np.eye(d) - v.T @ v, None)):
+        assert replay.whiten(block, p, 0.9, scale, piece) == replay.whiten(block, p, 0.9, scale)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-44, 38), st.integers(-300, 300), st.integers(-300, 300))
 def test_whitening_is_finite_at_any_scale(row_scale: int, p_scale: int, norm_scale: int) -> None:
