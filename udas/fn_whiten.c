@@ -159,6 +159,10 @@ dpml_whiten_by_directions_of(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("v must have %zu elements a row, as the block has features, not %zu elements in all", d,
 						call->n)));
+	if (call->n / d > d)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("v must have at most %zu rows, as many as the block has features, not %zu", d, call->n / d)));
 	n_directions = (int32) (call->n / d);
 
 	values = palloc((Size) block.n_values * sizeof(float));

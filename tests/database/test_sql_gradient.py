@@ -649,6 +649,9 @@ def test_whiten_arguments(connection: psycopg.Connection) -> None:
     message = "v must have 2 elements a row, as the block has features, not 3 elements in all"
     assert refused(connection, few, block, [1.0, 0.0, 1.0], 1.0, 1.0) == message
     assert refused(connection, few, block, [1.0, float("inf")], 1.0, 1.0) == "v must have finite elements"
+    message = "v must have at most 2 rows, as many as the block has features, not 3"
+    assert refused(connection, few, block, [1.0] * 6, 1.0, 1.0) == message
+    assert scalar(connection, few, block, [1.0] * 4, 1.0, 1.0)
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         assert refused(connection, few, block, [1.0, 0.0], wrong, 1.0) == "norm must be a number > 0"
         assert refused(connection, few, block, [1.0, 0.0], 1.0, wrong) == "scale must be a number > 0"
