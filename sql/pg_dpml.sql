@@ -652,6 +652,11 @@ BEGIN
 		RAISE EXCEPTION '100 requests of role % are waiting', current_user
 			USING ERRCODE = 'configuration_limit_exceeded', HINT = 'Wait until some of them are done, or take some back by dpml.withdraw_request.';
 	END IF;
+	IF (SELECT count(*) FROM dpml.requests q WHERE q.state IN ('withdrawn', 'refused') AND q.requested_by = current_user
+			AND q.requested_at > now() - interval '1 day') >= 1000 THEN	-- they cost nothing, and their rows stay
+		RAISE EXCEPTION '1000 requests of role % were withdrawn or refused within a day', current_user
+			USING ERRCODE = 'configuration_limit_exceeded', HINT = 'Ask again tomorrow.';
+	END IF;
 	RETURN NEW;
 END
 $$;

@@ -803,6 +803,29 @@ def test_no_more_than_a_hundred_wait(database: str, connection: psycopg.Connecti
 
 
 @pytest.mark.one_major
+@pytest.mark.parametrize("state", ["withdrawn", "refused"])
+def test_no_more_than_a_thousand_a_day_end_without_a_charge(
+    database: str, connection: psycopg.Connection, state: str
+) -> None:
+    """Their rows stay: who files and withdraws in turn would fill the disk."""
+    offer(database)
+    connection.execute(
+        "INSERT INTO dpml.requests (requested_by, dataset, model, options, state, requested_at) "
+        "SELECT 'ana', 'census', 'm', '{}', %s, now() - interval '23 hours' FROM generate_series(1, 1000)",
+        (state,),
+    )
+    message = "1000 requests of role ana were withdrawn or refused within a day"
+    with pytest.raises(errors.ConfigurationLimitExceeded, match=message):
+        ask(database, "m")
+    ask(database, "m", role="ben")
+    one = "ALTER TABLE dpml.requests {} TRIGGER check_request"
+    connection.execute(one.format("DISABLE").encode())
+    connection.execute("UPDATE dpml.requests SET requested_at = requested_at - interval '2 hours'")
+    connection.execute(one.format("ENABLE").encode())
+    ask(database, "m")
+
+
+@pytest.mark.one_major
 def test_a_message_never_holds_a_row(database: str, connection: psycopg.Connection) -> None:
     """Errors of the server before and after the charge, from functions of a view of the owner."""
     connection.execute(
