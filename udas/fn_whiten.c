@@ -42,14 +42,7 @@ read_matrix(const struct varlena *given)
 	call->given = palloc(VARSIZE_ANY(given));
 	memcpy(call->given, given, VARSIZE_ANY(given));
 	call->array = DatumGetArrayTypeP(PointerGetDatum(call->given));
-	call->p = dpml_float8_argument(call->array, "p", &call->n);
-	for (Size i = 0; i < call->n; i++)
-	{
-		if (!isfinite(call->p[i]))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("p must have finite elements")));
-	}
+	call->p = dpml_finite_argument(call->array, "p", &call->n);
 	return call;
 }
 
