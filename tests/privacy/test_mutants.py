@@ -782,8 +782,8 @@ MUTANTS = [
     Mutant(
         "condition-not-as-planned",
         METHODS,
-        "np.clip(smooth, 0.0, self.most)",
-        "np.maximum(smooth, 0.0)",
+        "np.clip(smoothed(values, self.stddev), 0.0, self.most)",
+        "np.maximum(smoothed(values, self.stddev), 0.0)",
         f"{TEST_FULL_BATCH}::test_the_condition_of_every_released_matrix_is_as_planned",
     ),
     Mutant(
