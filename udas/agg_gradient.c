@@ -76,7 +76,8 @@ make_state(FunctionCallInfo fcinfo, const GradientCall *call, int32 n_features)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("weights must not be null")));
-	weights = dpml_float8_argument(PG_GETARG_ARRAYTYPE_P(2), "weights", &n);
+	/* where products with zeros are left out, a score would depend on the rows beside it otherwise */
+	weights = dpml_finite_argument(PG_GETARG_ARRAYTYPE_P(2), "weights", &n);
 	if (n != n_outputs * (Size) n_features)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

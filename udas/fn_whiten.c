@@ -44,14 +44,7 @@ read_matrix(const struct varlena *given, const char *name)
 	call->given = palloc(VARSIZE_ANY(given));
 	memcpy(call->given, given, VARSIZE_ANY(given));
 	call->array = DatumGetArrayTypeP(PointerGetDatum(call->given));
-	call->p = dpml_float8_argument(call->array, name, &call->n);
-	for (Size i = 0; i < call->n; i++)
-	{
-		if (!isfinite(call->p[i]))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("%s must have finite elements", name)));
-	}
+	call->p = dpml_finite_argument(call->array, name, &call->n);
 	return call;
 }
 

@@ -2,6 +2,8 @@
 /* Memory of an aggregate, checked sizes, and SQL values: float8 arrays, packed blocks, jsonb, random keys. */
 #include "support.h"
 
+#include <math.h>
+
 #include "access/htup_details.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
@@ -112,6 +114,22 @@ dpml_float8_argument(ArrayType *array, const char *name, Size *n)
 				 errmsg("%s must not contain nulls", name)));
 	*n = (Size) ARR_DIMS(array)[0];
 	return (const double *) ARR_DATA_PTR(array);
+}
+
+/* The same, of a vector that must be finite. */
+const double *
+dpml_finite_argument(ArrayType *array, const char *name, Size *n)
+{
+	const double *values = dpml_float8_argument(array, name, n);
+
+	for (Size i = 0; i < *n; i++)
+	{
+		if (!isfinite(values[i]))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("%s must have finite elements", name)));
+	}
+	return values;
 }
 
 /*

@@ -21,6 +21,7 @@ extern Size dpml_weights_count(int32 n_outputs, int32 n_features);
 extern int32 dpml_rows_piece(int64 n_weights, int32 rows);
 extern ArrayType *dpml_float8_array(const double *values, Size n);
 extern const double *dpml_float8_argument(ArrayType *array, const char *name, Size *n);
+extern const double *dpml_finite_argument(ArrayType *array, const char *name, Size *n);
 extern void dpml_take_apart(Datum composite, const char *type, const Oid *wanted, int n, Datum *values, bool *nulls);
 extern int64 dpml_steps_before(Datum steps, bool isnull);
 extern void dpml_open_block(DpmlBlock *block, Datum bytes);

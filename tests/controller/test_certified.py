@@ -506,6 +506,20 @@ def lbfgs(problem: Problem = ADULT, **training: Any) -> Any:
     return decide(problem, None, TrainSpec(method="lbfgs", **training))
 
 
+def test_no_point_beyond_float64_is_tried() -> None:
+    """Of a function that falls for ever; the server rejects weights that are not finite."""
+    tried: list[FloatArray] = []
+
+    def slope(point: FloatArray) -> FloatArray:
+        tried.append(point)
+        return np.array([-1.0, 0.0])
+
+    with np.errstate(over="ignore"):
+        minimise.minimise(slope, np.zeros(2), Goal(0.0, math.inf, 60), convexity=0.0, smoothness=1e-300)
+    assert len(tried) > 5
+    assert np.all(np.isfinite(tried))
+
+
 def test_the_baseline_minimises_and_is_not_private() -> None:
     loss = Loss("logistic")
     table = nasty("duplicated", loss, np.random.default_rng(1))

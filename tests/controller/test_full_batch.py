@@ -286,6 +286,14 @@ def test_options_of_dp_gd() -> None:
     assert softmax.options()["gradient_clip"] == 0.5
 
 
+def test_steps_that_throw_the_model_out_are_refused() -> None:
+    """Weights beyond float64 would let a score depend on the rows beside it."""
+    descend(COVERTYPE, method="dp-gd", step_size=0.2, lambda_=10.0)
+    descend(COVERTYPE, method="dp-gd", step_size=1e100)
+    with pytest.raises(SpecError, match="2/lambda"):
+        descend(COVERTYPE, method="dp-gd", step_size=0.21, lambda_=10.0)
+
+
 def test_a_unit_clip_bounds_a_unit() -> None:
     units = dataclasses.replace(ADULT, unit="id", max_rows_per_unit=10)
     assert parts(descend(units, method="dp-gd", unit_clip=0.75))[2].sensitivity == pytest.approx(2 * 0.75)

@@ -14,6 +14,7 @@ import pytest
 import pg_dpml
 from helpers import oracles, people, replay
 from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
+from helpers.plans import gram_share
 from helpers.sqltools import scalar
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, Relation, TrainSpec
 from pg_dpml.blocks import packing
@@ -180,14 +181,16 @@ def recipe(spy: Spy, plan: Any, clip: float, kind: str) -> FloatArray:
     p = np.eye(d)
     units = starts_of(blocks)
     if plan.method == "whitened-dp-gd":
-        mu_g, mu_r = math.sqrt(0.1) * mu, math.sqrt(0.9) * mu
+        share = gram_share(plan.problem, plan.noise)
+        mu_g, mu_r = math.sqrt(share) * mu, math.sqrt(1.0 - share) * mu
         s = math.sqrt(double) * m / (n * mu_g)
         gram = x.T @ x / n + symmetric(noise.pop(0), d) / n
         values, vectors = np.linalg.eigh(gram)
         smooth = np.clip(smoothed(values, s), 0.0, m)
         values = np.clip(values, 0.0, m)
-        ridge = max(0.5 * s * math.sqrt(2.0 * d), plan.work.whitening.ridge)
-        assert ridge < 1.001 * max(0.5 * s * math.sqrt(2.0 * d), m * 2.0**-31)
+        least = 0.5 * 0.1 / share * s * math.sqrt(2.0 * d)
+        ridge = max(least, plan.work.whitening.ridge)
+        assert ridge < 1.001 * max(least, m * 2.0**-31)
         p = vectors @ np.diag((smooth + ridge) ** -0.5) @ vectors.T
         norms = np.linalg.norm(x @ p, axis=1, keepdims=True)
         x = np.divide(x, norms, out=np.zeros_like(x), where=norms > 0.0)
@@ -383,6 +386,22 @@ def test_sparse_rows(database: str, spy: Spy, method: str) -> None:
     close(
         result.model.weights, recipe(spy, result.plan, 0.5, "logistic"), 1e-9 if method == "dp-gd" else 1e-4
     )
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.05, 0.025), (1.0, 0.0594)])
+def test_moments_that_noise_hides(database: str, spy: Spy, epsilon: float, share: float) -> None:
+    """What was drawn adds up to mu, of which the moments have less than a tenth."""
+    data = DataSpec("words", Label("y", positive="true"), (Column("word", levels=LEVELS, centered=False),))
+    privacy = PrivacySpec(epsilon, 1e-6, Relation.REPLACE_ONE)
+    result = pg_dpml.train(database, data, privacy, TrainSpec(method="whitened-dp-gd"), name="m")
+    moments, *gradients = spy.noise()
+    close(result.model.weights, recipe(spy, result.plan, 0.5, "logistic"), 1e-4)
+    mu = gaussian.gaussian_mu(epsilon, 1e-6)
+    of_moments = 2.0 / float(np.var(moments))
+    of_gradients = len(gradients) / float(np.var(gradients))
+    # more than six standard deviations of 1,326 and of 3,060 squares
+    assert of_moments == pytest.approx(share * mu**2, rel=0.25)
+    assert of_gradients == pytest.approx((1.0 - share) * mu**2, rel=0.17)
 
 
 @pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd", "sufficient-statistics"])

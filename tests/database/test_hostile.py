@@ -159,6 +159,12 @@ CALLS: dict[str, list[str]] = {
         "'{2,0,0,0,0,2,0,0,0,0,2,0,0,0,0,2}'::float8[]",
         "1.0::float8",
     ],
+    "whiten(bytea,double precision[],double precision,double precision)": [
+        BLOCK,
+        "'{0.5,0.5,0,0,0,0,1,0}'::float8[]",
+        "1.0::float8",
+        "2.0::float8",
+    ],
     "block_capacity(text,integer,integer)": ["'csr'::text", "100", "10"],
     "predict(text,record)": ["'hostile'::text", RECORD],
     "predict_value(text,record)": ["'hostile'::text", RECORD],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -293,6 +294,9 @@ def test_bad_arguments_are_named(connection: psycopg.Connection) -> None:
     for query in (SUMS, HESSIAN):
         assert refused(connection, query, None, LOGISTIC) == "weights must not be null"
         assert refused(connection, query, [0.0, None, 0.0, 0.0], LOGISTIC) == "weights must not contain nulls"
+    for value in (math.nan, math.inf, -math.inf):
+        weights = [0.0, value, 0.0, 0.0]
+        assert refused(connection, SUMS, weights, LOGISTIC) == "weights must have finite elements"
     connection.execute("INSERT INTO blocks VALUES (2, %s)", (replay.pack_dense([[1.0, 0.0]], [1.0]),))
     message = "block has 2 features, the weights have another number"
     assert refused(connection, SUMS, [0.0] * 4, LOGISTIC) == message

@@ -40,6 +40,7 @@ METHODS = "controller/pg_dpml/methods"
 TRAINING = "controller/pg_dpml/training"
 PRIVACY = "controller/pg_dpml/privacy"
 BLOCKS = "controller/pg_dpml/blocks"
+EVALUATION = "controller/pg_dpml/evaluation"
 SPEC = "controller/pg_dpml/spec"
 TEST_ACCOUNTING = "tests/privacy/test_accounting.py"
 TEST_ADAPTIVE = "tests/privacy/test_adaptive_descent.py"
@@ -47,6 +48,7 @@ TEST_BUDGET = "tests/privacy/test_budget.py"
 TEST_CERTIFIED = "tests/controller/test_certified.py"
 TEST_FRANK_WOLFE = "tests/privacy/test_frank_wolfe.py"
 TEST_FULL_BATCH = "tests/privacy/test_full_batch_release.py"
+TEST_PLANNED_FULL_BATCH = "tests/controller/test_full_batch.py"
 TEST_FULL_BATCH_REPLAY = "tests/privacy/test_full_batch_replay.py"
 TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
 TEST_OBJECTIVE = "tests/privacy/test_objective_perturbation.py"
@@ -282,6 +284,20 @@ MUTANTS = [
         "cost.zcdp_rho(epsilon, delta * (1.0 - 1e-9)) / choices / ROUND_UP",
         "cost.zcdp_rho(epsilon, delta * (1.0 - 1e-9)) / ROUND_UP",
         f"{TEST_FRANK_WOLFE}::test_all_choices_together_are_private",
+    ),
+    Mutant(
+        "errors-that-depend-on-the-rows-beside",
+        EVALUATION,
+        "np.clip(np.nan_to_num(np.concatenate(weights)), -LARGEST_WEIGHT, LARGEST_WEIGHT)",
+        "np.concatenate(weights)",
+        f"{TEST_SELECTION}::test_models_that_are_not_finite_err_like_others[multiclass]",
+    ),
+    Mutant(
+        "full-batch-steps-of-any-length",
+        METHODS,
+        "growth.require_stable(options.step_size, lambda_)",
+        "pass",
+        f"{TEST_PLANNED_FULL_BATCH}::test_steps_that_throw_the_model_out_are_refused",
     ),
     Mutant(
         "choice-too-sure",
@@ -766,8 +782,8 @@ MUTANTS = [
     Mutant(
         "condition-not-as-planned",
         METHODS,
-        "np.clip(smooth, 0.0, self.most)",
-        "np.maximum(smooth, 0.0)",
+        "np.clip(smoothed(values, self.stddev), 0.0, self.most)",
+        "np.maximum(smoothed(values, self.stddev), 0.0)",
         f"{TEST_FULL_BATCH}::test_the_condition_of_every_released_matrix_is_as_planned",
     ),
     Mutant(

@@ -15,10 +15,13 @@ import pytest
 from scipy.stats import chisquare
 
 from helpers import replay
+from helpers.kernel_job import KernelBlocks
 from pg_dpml.evaluation import scoring
 from pg_dpml.kernels import Loss
 from pg_dpml.privacy import selection
 from pg_dpml.spec.relation import Relation
+from pg_dpml.training.job import Result
+from pg_dpml.training.plan import Problem
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -191,3 +194,32 @@ def test_a_squared_error_is_clamped(label: float) -> None:
         found = errors_of("regression", x, np.full(10, label), models)
         np.testing.assert_allclose(found, 10.0, rtol=1e-12)
     assert math.isfinite(float(np.sum(errors_of("regression", x, np.full(10, label), np.zeros(MODELS * D)))))
+
+
+@pytest.mark.parametrize("task", LOSSES)
+def test_models_that_are_not_finite_err_like_others(task: str) -> None:
+    """One row moves the errors by one at most, whatever rows are summed beside it, and NaN does not win."""
+    rng = np.random.default_rng(6)
+    outputs = 3 if task == "multiclass" else 1
+    problem = Problem(4, 8, outputs, task)
+    weights = np.zeros((outputs, 8))
+    weights[:, 0] = [1.0, 2.0, -1.0][:outputs]
+    models = []
+    for value in (math.nan, math.inf, -math.inf, 1e200):
+        weights[rng.integers(outputs), 4] = value
+        models.append(Result(weights.reshape(-1).copy(), 1))
+    models.append(Result(np.full(8 * outputs, math.nan), 1))
+    x = np.zeros((4, 8))
+    x[:, 0] = 0.5
+    y = np.array([0.0, 2.0, 2.0, 1.0]) if task == "multiclass" else np.array([1.0, -1.0, 1.0, 1.0])
+    neighbour = x.copy()
+    neighbour[3, 5] = 0.1
+
+    def found(rows: FloatArray, labels: FloatArray) -> FloatArray:
+        blocks: Any = KernelBlocks([replay.pack_dense(rows, labels)], 8)
+        return np.asarray(scoring.errors(blocks, problem, models), dtype=np.float64)
+
+    before, after = found(x, y), found(neighbour, y)
+    assert np.all(np.abs(before - after) <= 1.0)
+    assert np.all(before > 0.0)
+    np.testing.assert_array_equal(found(0.0 * x, 0.0 * y), 0.0)  # zero rows have none

@@ -43,8 +43,8 @@ int			dpml_gradient_by_feature(const DpmlGradientOptions *options, int32_t kind)
 /*
  * Rows first .. first + n - 1 of a block, of which the next call goes on with the
  * row after them: with a unit_clip the sum of an unfinished unit waits in work.
- * weights are J x K x d, gradient K x d, losses J; an array that is not asked for
- * may be NULL.  work must be zero at the first call, and is for this function alone.
+ * weights are J x K x d and finite, gradient K x d, losses J; an array that is not
+ * asked for may be NULL.  work must be zero at the first call, and is for this function alone.
  */
 void		dpml_gradient_rows(const DpmlGradientOptions *options, const double *weights, const DpmlBlock *block,
 							   int32_t first, int32_t n, double *work, double *gradient, double *losses);

@@ -2,8 +2,9 @@
 /*
  * A group of dense rows that several outputs read, in chunks of four columns.
  * A chunk of zeros in every row, common where categories are columns, is left
- * out: its products are zeros, so no result depends on that.  Columns that do
- * not fill a chunk are the end of the last four, of which the others count 0.
+ * out: its products with finite weights are zeros, so no result depends on that.
+ * Columns that do not fill a chunk are the end of the last four, of which the
+ * others count 0.
  *
  * In a product, element i is in lane i mod 4, or in the lane of its place among
  * the last four columns; lanes are added as (0+2) + (1+3).

@@ -20,6 +20,9 @@ from pg_dpml.training.plan import Problem
 
 __all__ = ["LARGEST_SQUARED_ERROR", "errors", "rounding"]
 
+LARGEST_WEIGHT = 1e150
+"""In magnitude, for a model's errors: then all scores and their squares are finite."""
+
 LARGEST_SQUARED_ERROR = 4.0
 """Largest squared error of a label and a prediction in [-1, 1], where a row's squared error is clamped."""
 
@@ -76,6 +79,8 @@ def errors(blocks: Blocks, problem: Problem, models: Sequence[Result]) -> list[f
 def _sums(blocks: Blocks, weights: Sequence[FloatArray], options: dict[str, Any]) -> list[float]:
     """Summed losses of models of equal shape, in one pass."""
     more = {"models": len(weights), "gradient": False}
-    sums = blocks.gradient(np.concatenate(weights), options | more)
+    # a model that is not finite is one like any other, and wrong: NaN would hide its errors
+    finite = np.clip(np.nan_to_num(np.concatenate(weights)), -LARGEST_WEIGHT, LARGEST_WEIGHT)
+    sums = blocks.gradient(finite, options | more)
     assert sums.losses is not None  # there are rows
     return [float(loss) for loss in sums.losses]

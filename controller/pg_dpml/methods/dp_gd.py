@@ -20,7 +20,7 @@ from pg_dpml.blocks.packing import unit_fits_block
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.whitening import Whitening
-from pg_dpml.privacy.noise import composed
+from pg_dpml.privacy.noise import composed, growth
 from pg_dpml.privacy.noise.composed import ComposedNoise
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -230,7 +230,8 @@ class DpGd(PrivateMethod[DpGdOptions]):
             sensitivity="D = 2 m C or m C; with `unit_clip` = U the sum of a unit's gradients is clipped, and"
             " D = 2 U or U.",
             checked='delta > 0 and large enough for the sampler ("Floating point"); rounding of the '
-            "sums below a hundredth of their sensitivity. No limit of its own on the features.",
+            "sums below a hundredth of their sensitivity; steps at most 2/lambda, so that the model stays "
+            "finite. No limit of its own on the features.",
             charged="(epsilon, delta).",
             corrected="Divided by the public n, never by the number of rows that a clip left alone.",
         ),
@@ -309,6 +310,7 @@ def _plan_plain(problem: Problem, privacy: PrivacySpec, options: DpGdOptions) ->
     lambda_ = options.lambda_ or 0.0
     smoothness = problem.max_rows_per_unit * clipped.loss.smoothness + lambda_
     if options.step_size is not None:
+        growth.require_stable(options.step_size, lambda_)
         tau = options.step_size * steps / (1.0 - momentum)
     else:
         tau = 2.0 * budget if problem.task == "binary" else noise_length(problem, budget)

@@ -198,7 +198,8 @@ def plan_of(
     warning: str | None,
 ) -> NoisyStepsPlan:
     """The plan of steps with their noise; delta is the one reported."""
-    growth.require_stable(sgd.schedule, sgd.lambda_)
+    if sgd.schedule.kind != "strongly_convex":
+        growth.require_stable(sgd.schedule.step(1), sgd.lambda_)
     sgd = replace(
         sgd,
         gradient_clip=clipped.gradient_clip,

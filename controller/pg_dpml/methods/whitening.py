@@ -87,7 +87,7 @@ class Whitening:
         -----
         Post-processing of the noisy mean. Source: privacy/README.md, "Whitened gradients".
         """
-        values = np.linalg.eigvalsh(noisy)
+        values = np.asarray(np.linalg.eigvalsh(noisy), dtype=np.float64)
         stretched = np.clip(smoothed(values, self.stddev), 0.0, self.most) + self.ridge
         values = np.clip(values, 0.0, self.most)
         shares = values / stretched

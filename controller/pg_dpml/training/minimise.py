@@ -68,7 +68,8 @@ class _Search:
         return reached or (self.goal.most_passes is not None and self.passes >= self.goal.most_passes)
 
     def allows(self, point: FloatArray) -> bool:
-        return float(np.linalg.norm(point)) <= self.goal.radius
+        """Within the radius, and finite: `dpml.gradient` rejects other weights."""
+        return bool(np.all(np.isfinite(point))) and float(np.linalg.norm(point)) <= self.goal.radius
 
     def evaluate(self, point: FloatArray) -> FloatArray:
         """The gradient; the point is kept if it is allowed and better than any before."""

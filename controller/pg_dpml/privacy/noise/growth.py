@@ -83,16 +83,23 @@ def _repeat(turns: float, value: float, factor: float, added: float) -> float:
     return value * kept + added * (1.0 - kept) / (1.0 - factor)
 
 
-def require_stable(schedule: Schedule, lambda_: float) -> None:
+def require_stable(step_size: float, lambda_: float) -> None:
     """Refuse steps at which the regulariser itself would make the model grow without bound.
+
+    Parameters
+    ----------
+    step_size : float
+        The longest step.
+    lambda_ : float
+        L2 regulariser, in [0, inf).
 
     Raises
     ------
     SpecError
         If a step is above 2 / lambda.
     """
-    if schedule.kind != "strongly_convex" and schedule.step(1) * lambda_ > 2.0:
+    if step_size * lambda_ > 2.0:
         raise SpecError(
-            f"step_size = {schedule.step(1):g} is above 2/lambda = {2.0 / lambda_:g}, where every step "
+            f"step_size = {step_size:g} is above 2/lambda = {2.0 / lambda_:g}, where every step "
             "throws the model further out: take a smaller step_size"
         )
