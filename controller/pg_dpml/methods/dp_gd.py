@@ -361,8 +361,7 @@ def _whiten(
     noisy, _ = composed.release_moments(sums.xx, None, noise)
     whitener = whitening.of(noisy / max(job.plan.problem.n_units, 1))
     job.report("pass", 1, descent.passes)
-    sent = whitener.matrix if whitener.scale is None else whitener.directions
-    job.blocks.whiten(sent, whitening.row_norm, whitener.scale)
+    job.blocks.whiten(whitener.sent, whitening.row_norm, whitener.scale)
     job.report("pass", 2, descent.passes)
     return whitener.matrix, descent.pace(whitener.largest)
 

@@ -37,16 +37,16 @@ class Whitener:
         P, symmetric.
     largest : float
         Estimate of the largest eigenvalue of the mean of x x' for whitened rows of norm 1, in (0, 1].
+    sent : ndarray of shape (d, d) or (k, d)
+        What `Blocks.whiten` takes: P, or V, with at least one row, which may be 0.
     scale : float or None
         With it P = scale I - V'V, but for the rounding of P.
-    directions : ndarray of shape (k, d)
-        V, with at least one row, which may be 0; no rows where there is no scale.
     """
 
     matrix: FloatArray
     largest: float
+    sent: FloatArray
     scale: float | None
-    directions: FloatArray
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,15 @@ class Whitening:
         if d - alike > MOST_DIRECTIONS * d:
             vectors = np.linalg.eigh(noisy)[1]
             matrix = (vectors * lengths) @ vectors.T
-            return Whitener((matrix + matrix.T) / 2.0, largest, None, np.zeros((0, d)))
+            matrix = (matrix + matrix.T) / 2.0
+            return Whitener(matrix, largest, matrix, None)
         scale = float(lengths[0])
         directions = np.zeros((1, d))
         if alike < d:
             vectors = scipy.linalg.eigh(noisy, subset_by_index=[alike, d - 1])[1]
             directions = (vectors * np.sqrt(scale - lengths[alike:])).T
         matrix = scale * np.eye(d) - directions.T @ directions
-        return Whitener((matrix + matrix.T) / 2.0, largest, scale, directions)
+        return Whitener((matrix + matrix.T) / 2.0, largest, directions, scale)
 
 
 def require_second_moments(method: str, problem: Problem) -> None:
