@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psycopg import sql
@@ -15,10 +16,21 @@ if TYPE_CHECKING:
 
 __all__ = ["missing_grant", "quoted_names"]
 
-_ASK = ": only curators (members of dpml_curator) may do that; ask the owner of the data"
-"""What an analyst reads, who is not the one to ask for a curator's rights."""
-_ON_SCHEMA = ": it takes GRANT USAGE ON SCHEMA"
-"""Which no model that one requests can replace."""
+
+@dataclass(frozen=True)
+class _Fix:
+    """The end of a permission error: what is missing, or whom to ask.
+
+    Attributes
+    ----------
+    text : str
+    joint : str
+        What joins it to an offer of data sets, whose models one requests without it; empty for no offer.
+    """
+
+    text: str
+    joint: str
+
 
 # Tables, functions and schemas that a message names and the role may not use, the likeliest first; `ours`:
 # the extension's.
@@ -51,13 +63,11 @@ def missing_grant(session: Session, message: str) -> str:
     The error has no field for the object that may not be used, but its message, in the server's language,
     names it. Empty if no such object is found.
     """
-    grant = _grant(session, message)
-    if not grant or grant.startswith(_ON_SCHEMA) or not _is_analyst(session):
-        return grant
-    offered = _offered_data_sets(session)
-    if not offered:
-        return grant
-    return f"{grant}, or {offered}" if grant == _ASK else f"{grant}; without it, {offered}"
+    fix = _fix(session, message)
+    if fix is None:
+        return ""
+    offered = _offered_data_sets(session) if fix.joint and _is_analyst(session) else ""
+    return f"{fix.text}{fix.joint}{offered}" if offered else fix.text
 
 
 def quoted_names(message: str, name: str) -> bool:
@@ -65,29 +75,36 @@ def quoted_names(message: str, name: str) -> bool:
     return re.search(f"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])", message) is not None
 
 
-def _grant(session: Session, message: str) -> str:
+def _fix(session: Session, message: str) -> _Fix | None:
     rows = session.fetch(_DENIED, {"message": message, "looked_up": session.looked_up})
     named = [row for row in rows if quoted_names(message, row[1])]
     if not named:
-        return ""
+        return None
     oid, name, schema, ours, role = named[0]
     grantee = sql.Identifier(role).as_string()
     if ours and _is_analyst(session):
-        return _ASK
+        # Who is not the one to ask for a curator's rights.
+        return _Fix(
+            ": only curators (members of dpml_curator) may do that; ask the owner of the data", ", or "
+        )
     if ours:
-        return (
+        return _Fix(
             f": it takes GRANT dpml_curator TO {grantee} (dpml_analyst, to request and apply models), by a "
-            "superuser"
+            "superuser",
+            "",
         )
     if oid is None:
         thing = sql.Identifier(name).as_string()
-        return f"{_ON_SCHEMA} {thing} TO {grantee}, and to write a table there GRANT CREATE"
+        return _Fix(
+            f": it takes GRANT USAGE ON SCHEMA {thing} TO {grantee}, and to write a table there GRANT CREATE",
+            "",
+        )
     with session.role_path():
         (visible,) = session.fetch_one(
             sql.SQL("SELECT pg_catalog.pg_table_is_visible(%(oid)s)"), {"oid": oid}
         )
     thing = sql.Identifier(*([] if visible else [schema]), name).as_string()
-    return f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner"
+    return _Fix(f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner", "; without it, ")
 
 
 def _is_analyst(session: Session) -> bool:
