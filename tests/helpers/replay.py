@@ -46,6 +46,7 @@ __all__ = [
     "sgd_poisson",
     "sgd_poisson_models",
     "sgd_rows",
+    "views_of",
     "whiten",
     "whitened_norm",
 ]
@@ -139,6 +140,13 @@ def _view(data: Any) -> Any:
 def view_of(data: bytes) -> Any:
     """The kernels' view of the bytes of a block; ValueError if they are not one."""
     return _view(ffi.from_buffer(data))
+
+
+def views_of(blocks: Sequence[bytes], n_features: int) -> list[Any]:
+    """The kernels' views of blocks that have this number of features; they do not keep the bytes alive."""
+    views = [view_of(data) for data in blocks]
+    require(all(view.n_features == n_features for view in views), "a block has another number of features")
+    return views
 
 
 def open_block(data: bytes) -> Block:
@@ -359,6 +367,17 @@ class _Pass:
         self._began.key = key
         lib.dpml_sgd_start(self.state, self._options, self._memory, self._began)
 
+    def take(self, views: Iterable[Any]) -> None:
+        """The rows of blocks."""
+        for view in views:
+            lib.dpml_sgd_block(self.state, view, 0, view.n_rows)
+
+    def draw(self, store: Store, sampling: float, n_steps: int, coin_key: bytes) -> None:
+        """Steps over Poisson batches of the store."""
+        state = store.poisson(sampling, n_steps, coin_key)
+        while lib.dpml_poisson_sgd(state, self.state, 1000):
+            pass
+
     def weights(self) -> FloatArray:
         """Where it stands."""
         return np.frombuffer(ffi.buffer(self.state.weights, 8 * self._size), dtype=np.float64).copy()
@@ -404,11 +423,9 @@ def sgd_rows(x: npt.ArrayLike, y: npt.ArrayLike, **options: Any) -> Epoch:
 
 def sgd_blocks(blocks: Iterable[bytes], *, n_features: int, **options: Any) -> Epoch:
     """One pass over packed blocks, in the order given; options as in sgd_rows."""
+    kept = tuple(blocks)
     run = _Pass(n_features, **options)
-    for data in blocks:
-        view = _view(ffi.from_buffer(data))
-        require(view.n_features == n_features, "the block has another number of features")
-        lib.dpml_sgd_block(run.state, view, 0, view.n_rows)
+    run.take(views_of(kept, n_features))
     return run.finish()
 
 
@@ -425,16 +442,14 @@ def sgd_models(
     A run's first pass is that of `sgd_blocks` with `key_of(passes * key)` as its noise_key; each further one
     begins with its weights and steps, and the next key. What the runs have in common is prepared once.
     """
-    views = [view_of(data) for data in blocks]
-    require(all(view.n_features == n_features for view in views), "a block has another number of features")
+    views = views_of(blocks, n_features)
     run = _Pass(n_features, noise_key=bytes(32), **options)
     found = []
     for key in keys:
         steps = 0
         for number in range(passes):
             run.again(key_of(passes * key + number), steps)
-            for view in views:
-                lib.dpml_sgd_block(run.state, view, 0, view.n_rows)
+            run.take(views)
             lib.dpml_sgd_finish(run.state)
             steps = run.state.steps
         found.append(run.weights())
@@ -519,9 +534,7 @@ def sgd_poisson(
     require(len(coin_key) == 32, "coin_key must have 32 bytes")
     run = _Pass(n_features, **options)
     store = store_of(tuple(blocks), n_features, bool(options.get("by_unit")))
-    state = store.poisson(sampling, n_steps, coin_key)
-    while lib.dpml_poisson_sgd(state, run.state, 1000):
-        pass
+    run.draw(store, sampling, n_steps, coin_key)
     return run.finish()._replace(rows=len(store.records))
 
 
@@ -544,9 +557,7 @@ def sgd_poisson_models(
     found = []
     for key in keys:
         run.again(key_of(key))
-        state = store.poisson(sampling, n_steps, key_of(first_coin_key + key))
-        while lib.dpml_poisson_sgd(state, run.state, 1000):
-            pass
+        run.draw(store, sampling, n_steps, key_of(first_coin_key + key))
         lib.dpml_sgd_finish(run.state)
         found.append(run.weights())
     return np.array(found)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from helpers.replay import Store, key_of, store_of, view_of
+from helpers.replay import Store, key_of, store_of, view_of, views_of
 from pg_dpml.kernels import FloatArray, Loss, ffi, lib, pointer, require
 
 __all__ = [
@@ -162,12 +162,6 @@ class _Run:
         return Pass(v, duals, self.state.steps, self.state.rows)
 
 
-def _views(blocks: Sequence[bytes], n_features: int) -> list[Any]:
-    views = [view_of(data) for data in blocks]
-    require(all(view.n_features == n_features for view in views), "a block has another number of features")
-    return views
-
-
 def _duals(given: npt.ArrayLike | None, n: int) -> FloatArray:
     duals = np.zeros(n) if given is None else np.array(given, dtype=np.float64)
     require(duals.shape == (n,), "duals must have one number a row")
@@ -205,7 +199,7 @@ def scd_blocks(
 ) -> Pass:
     """One pass over packed blocks, in the order given; options as in scd_rows."""
     run = _Run(n_features, **options)
-    views = _views(blocks, n_features)
+    views = views_of(blocks, n_features)
     kept = _duals(duals, sum(view.n_rows for view in views))
     run.take(views, kept)
     return run.finish(kept)
@@ -221,7 +215,7 @@ def scd_models(
 ) -> Models:
     """As many runs of `scd_blocks` as there are keys, each with its `key_of`; the rest is prepared once."""
     run = _Run(n_features, **options)
-    views = _views(blocks, n_features)
+    views = views_of(blocks, n_features)
     begun = _duals(duals, sum(view.n_rows for view in views))
     v, kept = [], []
     for key in keys:
