@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import zlib
@@ -20,6 +21,10 @@ from pg_dpml.server.embedded import EmbeddedServer
 
 # Typer makes the tree of all commands anew for every call in a test, which takes longer than most commands.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
+
+# Collection makes a million objects that live until the end. Garbage is not searched for among them: neither
+# while they are made, nor afterwards, when `pytest_collection_finish` sets them aside.
+gc.disable()
 
 _TEMPLATE = "dpml_template"
 _numbers = itertools.count(1)
@@ -74,6 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _is_dealt_to_another(item: pytest.Item, majors: list[int]) -> bool:
