@@ -71,7 +71,12 @@ PLANTED = [
         "block->n_rows * block->n_features;\n\n\t\tif (n_values",
         "signed integer overflow",
     ),
-    ("block", "kernels/block.c", "if (previous >= block->n_features)", "if (0)", "AddressSanitizer"),
+    (
+        *("block", "kernels/block.c"),
+        "if (block->columns[end - 1] >= (uint32_t) block->n_features)",
+        "if (0)",
+        "AddressSanitizer",
+    ),
     ("block", "kernels/block.c", "if ((uintptr_t) bytes % 4 != 0)", "if (0)", ""),
     (
         "block",

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "clones.h"
+
 
 /* The first DPML_BLOCK_HEADER bytes; its members leave no padding. */
 typedef struct BlockHeader
@@ -75,29 +77,38 @@ dpml_block_part(const DpmlBlock *block, int32_t first, int32_t n, uint32_t *star
 	}
 }
 
+/* How many of n <= INT32_MAX columns are not above the one before. */
+static DPML_CLONES uint32_t
+count_falls(int32_t n, const uint32_t *columns)
+{
+	uint32_t	falls = 0;
+
+	for (int32_t i = 1; i < n; i++)
+		falls += columns[i] <= columns[i - 1];
+	return falls;
+}
+
 /* Row ends must not fall, columns must rise strictly inside a row and name a feature. */
 static int
 check_sparse(const DpmlBlock *block)
 {
+	uint32_t	falls = 0;		/* between the last column of a row and the first one of the next */
 	uint32_t	at = 0;
 
 	for (int32_t i = 0; i < block->n_rows; i++)
 	{
 		uint32_t	end = block->row_end[i];
-		int64_t		previous = -1;
 
 		if (end < at || end > (uint32_t) block->n_values)
 			return DPML_BAD_LAYOUT;
-		for (; at < end; at++)
-		{
-			if ((int64_t) block->columns[at] <= previous)
-				return DPML_BAD_LAYOUT;
-			previous = block->columns[at];
-		}
-		if (previous >= block->n_features)
+		if (end == at)
+			continue;
+		falls += at > 0 && block->columns[at] <= block->columns[at - 1];
+		if (block->columns[end - 1] >= (uint32_t) block->n_features)
 			return DPML_BAD_LAYOUT;
+		at = end;
 	}
-	return DPML_OK;
+	return count_falls((int32_t) at, block->columns) == falls ? DPML_OK : DPML_BAD_LAYOUT;
 }
 
 /* Point the view at its parts and check that they are exactly the bytes there are. */
