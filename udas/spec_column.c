@@ -88,6 +88,7 @@ parse_scaling(DpmlColumn *column, const DpmlJson *json)
 		dpml_json_reject(json, "lower", "less than \"upper\"");
 	if (column->log1p && !(column->lower >= 0))
 		dpml_json_reject(json, "lower", "given and >= 0 with \"log1p\"");
+	dpml_complete_column(column);
 }
 
 /* The places where the curve of a numeric column may bend, as its values are compared with them. */
@@ -201,6 +202,7 @@ dpml_spec_column(DpmlSpec *spec, DpmlColumn *column, int i, JsonbContainer *obje
 			/* two of the three scales: without "standard" */
 			column->scale = dpml_json_choice(&json, "scale", scale_names, 2, DPML_CENTER);
 			column->upper = 1.0;
+			dpml_complete_column(column);
 			break;
 		case WORD_CATEGORY:
 			DPML_CHECK_KEYS(&json, category_keys);

@@ -848,6 +848,8 @@ class Encoder:
             for column, own in zip(self.columns, knots, strict=True)
         ]
         c_columns = ffi.new("DpmlColumn[]", columns)
+        for i in range(len(columns)):
+            lib.dpml_complete_column(c_columns + i)
         c_crosses = ffi.new("DpmlCross[]", list(self.crosses))
         matrix = None if self.projection is None else np.ascontiguousarray(self.projection, dtype=np.float32)
         c_encoder = ffi.new(

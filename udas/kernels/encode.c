@@ -21,19 +21,10 @@
 
 static const double target_norm = 1.0 - 0x1p-19;
 
-/* Bounds of a column as the scaled value sees them, computed once a column. */
-typedef struct Bounds
+void
+dpml_complete_column(DpmlColumn *column)
 {
-	double		lower;
-	double		upper;
-	double		width;			/* upper - lower; halved when half is 0.5 */
-	double		half;			/* 1, or 0.5 where the width would overflow */
-} Bounds;
-
-static Bounds
-column_bounds(const DpmlColumn *column)
-{
-	Bounds		bounds = {column->lower, column->upper, 0.0, 1.0};
+	DpmlBounds	bounds = {column->lower, column->upper, 0.0, 1.0};
 
 	if (column->log1p)
 	{
@@ -46,13 +37,14 @@ column_bounds(const DpmlColumn *column)
 		bounds.half = 0.5;
 		bounds.width = 0.5 * bounds.upper - 0.5 * bounds.lower;
 	}
-	return bounds;
+	column->bounds = bounds;
 }
 
 /* One number to one feature; whatever is not a number at the end is 0. */
 static double
-scale_number(const DpmlColumn *column, const Bounds *bounds, double v)
+scale_number(const DpmlColumn *column, double v)
 {
+	const DpmlBounds *bounds = &column->bounds;
 	double		scaled;
 
 	v = dpml_clamp(v, column->lower, column->upper);
@@ -77,13 +69,13 @@ scale_number(const DpmlColumn *column, const Bounds *bounds, double v)
  * arithmetic in the same order, free of branches so that it runs in lanes.
  */
 static DPML_CLONES void
-scale_numbers(const DpmlColumn *column, const Bounds *bounds, int32_t n, const double *v, double *out)
+scale_numbers(const DpmlColumn *column, int32_t n, const double *v, double *out)
 {
 	double		lower = column->lower;
 	double		upper = column->upper;
-	double		base = bounds->half * bounds->lower;
-	double		half = bounds->half;
-	double		width = bounds->width;
+	double		half = column->bounds.half;
+	double		base = half * column->bounds.lower;
+	double		width = column->bounds.width;
 	double		stretch = column->scale == DPML_CENTER ? 2.0 : 1.0;
 	double		shift = column->scale == DPML_CENTER ? 1.0 : 0.0;
 
@@ -121,7 +113,7 @@ dpml_column_length(const DpmlColumn *column)
 
 /* Mean of the scaled pixels around one. */
 static double
-blurred(const DpmlColumn *column, const Bounds *bounds, const double *pixels, int32_t r, int32_t c)
+blurred(const DpmlColumn *column, const double *pixels, int32_t r, int32_t c)
 {
 	const DpmlImage *image = &column->image;
 	int32_t		reach = image->blur / 2;
@@ -131,29 +123,29 @@ blurred(const DpmlColumn *column, const Bounds *bounds, const double *pixels, in
 	for (int32_t i = r > reach ? r - reach : 0; i <= r + reach && i < image->rows; i++)
 		for (int32_t j = c > reach ? c - reach : 0; j <= c + reach && j < image->columns; j++)
 		{
-			sum += scale_number(column, bounds, pixels[(int64_t) i * image->columns + j]);
+			sum += scale_number(column, pixels[(int64_t) i * image->columns + j]);
 			n++;
 		}
 	return sum / n;
 }
 
 static void
-encode_image(const DpmlColumn *column, const Bounds *bounds, const double *pixels, double *out)
+encode_image(const DpmlColumn *column, const double *pixels, double *out)
 {
 	const DpmlImage *image = &column->image;
 
 	for (int32_t r = 0; r < image->rows; r += image->stride)
 		for (int32_t c = 0; c < image->columns; c += image->stride)
-			*out++ = blurred(column, bounds, pixels, r, c);
+			*out++ = blurred(column, pixels, r, c);
 }
 
 /* A number as its scaled value, and after it the hats of its curve. */
 static void
-encode_number(const DpmlColumn *column, const Bounds *bounds, const DpmlValue *value, double *out)
+encode_number(const DpmlColumn *column, const DpmlValue *value, double *out)
 {
 	DpmlBasis	basis;
 
-	out[0] = scale_number(column, bounds, value->number);
+	out[0] = scale_number(column, value->number);
 	dpml_basis(column, value, &basis);
 	for (int32_t i = 0; i < basis.n; i++)
 		out[1 + basis.at[i]] = basis.weight[i];
@@ -174,8 +166,6 @@ has_places(const DpmlColumn *column, const DpmlValue *value)
 static void
 encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
 {
-	Bounds		bounds;
-
 	for (int32_t j = 0; j < column->width; j++)
 		out[j] = 0.0;
 	if (column->kind == DPML_CATEGORY)
@@ -188,24 +178,23 @@ encode_column(const DpmlColumn *column, const DpmlValue *value, double *out)
 		out[value->level] += 1.0;
 		return;
 	}
-	bounds = column_bounds(column);
 	if (column->kind == DPML_NUMERIC)
-		encode_number(column, &bounds, value, out);
+		encode_number(column, value, out);
 	else if (column->kind == DPML_SPARSE)
 	{
 		if (has_places(column, value))
 			for (int32_t i = 0; i < value->length; i++)
-				out[value->places[i]] = scale_number(column, &bounds, value->elements[i]);
+				out[value->places[i]] = scale_number(column, value->elements[i]);
 	}
 	else if (value->elements == NULL || value->length != dpml_column_length(column))
 		return;
 	else if (column->image.rows > 0)
-		encode_image(column, &bounds, value->elements, out);
+		encode_image(column, value->elements, out);
 	else if (column->scale != DPML_STANDARD && !column->log1p)
-		scale_numbers(column, &bounds, column->width, value->elements, out);
+		scale_numbers(column, column->width, value->elements, out);
 	else
 		for (int32_t j = 0; j < column->width; j++)
-			out[j] = scale_number(column, &bounds, value->elements[j]);
+			out[j] = scale_number(column, value->elements[j]);
 }
 
 /* The products of a cross that are not 0 in a row: their places in the cross and sizes; returns how many. */
@@ -307,9 +296,7 @@ dpml_target_norm(void)
 int
 dpml_keeps_zero(const DpmlColumn *column)
 {
-	Bounds		bounds = column_bounds(column);
-
-	return scale_number(column, &bounds, 0.0) == 0.0;
+	return scale_number(column, 0.0) == 0.0;
 }
 
 void
@@ -350,33 +337,42 @@ dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, double *wor
 		out[i] = (float) (work[i] * factor);
 }
 
+/* An entry of a row, unless it is 0; returns the place for the next one. */
+DPML_INLINE int32_t
+put_entry(double feature, uint32_t column, int32_t n, double *work, uint32_t *columns)
+{
+	work[n] = feature;
+	columns[n] = column;
+	return n + (feature != 0.0);
+}
+
 /* The entries of a column that are not 0, to the places from n on; returns the place after the last. */
 static int32_t
 gather_column(const DpmlColumn *column, const DpmlValue *value, uint32_t base, int32_t n, double *work, uint32_t *columns)
 {
-	if (column->kind != DPML_SPARSE)
+	if (column->kind == DPML_NUMERIC || (column->kind == DPML_CATEGORY && !column->centered))
+	{
+		DpmlBasis	basis;
+
+		if (column->kind == DPML_NUMERIC)
+			n = put_entry(scale_number(column, value->number), base++, n, work, columns);
+		dpml_basis(column, value, &basis);
+		for (int32_t i = 0; i < basis.n; i++)
+			n = put_entry(basis.weight[i], base + (uint32_t) basis.at[i], n, work, columns);
+	}
+	else if (column->kind == DPML_SPARSE)
+	{
+		if (has_places(column, value))
+			for (int32_t i = 0; i < value->length; i++)
+				n = put_entry(scale_number(column, value->elements[i]), base + value->places[i], n, work, columns);
+	}
+	else
 	{
 		const double *features = work + n;
 
 		encode_column(column, value, work + n);
 		for (int32_t j = 0; j < column->width; j++)
-		{
-			if (features[j] == 0.0)
-				continue;
-			work[n] = features[j];
-			columns[n++] = base + (uint32_t) j;
-		}
-	}
-	else if (has_places(column, value))
-	{
-		Bounds		bounds = column_bounds(column);
-
-		for (int32_t i = 0; i < value->length; i++)
-		{
-			work[n] = scale_number(column, &bounds, value->elements[i]);
-			if (work[n] != 0.0)
-				columns[n++] = base + value->places[i];
-		}
+			n = put_entry(features[j], base + (uint32_t) j, n, work, columns);
 	}
 	return n;
 }

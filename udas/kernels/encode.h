@@ -48,6 +48,15 @@ typedef struct DpmlImage
 	int32_t		stride;			/* >= 1 */
 } DpmlImage;
 
+/* Bounds of a column as the scaled value sees them. */
+typedef struct DpmlBounds
+{
+	double		lower;
+	double		upper;
+	double		width;			/* upper - lower; halved when half is 0.5 */
+	double		half;			/* 1, or 0.5 where the width would overflow */
+} DpmlBounds;
+
 typedef struct DpmlColumn
 {
 	int32_t		kind;			/* enum DpmlColumnKind */
@@ -62,6 +71,7 @@ typedef struct DpmlColumn
 	DpmlImage	image;			/* array only; rows = 0 where it is no image */
 	int32_t		n_knots;		/* numeric only; 0: no curve, else >= 2, and the bounds are finite */
 	const double *knots;		/* within the bounds, rising strictly; after log1p, where the column has it */
+	DpmlBounds	bounds;			/* by dpml_complete_column */
 } DpmlColumn;
 
 /* The products of the basis functions (basis.h) of two columns, each a category or a curve. */
@@ -96,6 +106,9 @@ typedef struct DpmlValue
 /* Norm that rows are brought to before they are rounded to float32. */
 double		dpml_target_norm(void);
 
+/* Compute what follows from lower, upper and log1p, once: rows are encoded with it. */
+void		dpml_complete_column(DpmlColumn *column);
+
 /* Features of an image of which rows and columns are given. */
 int32_t		dpml_image_features(const DpmlImage *image);
 
@@ -116,7 +129,7 @@ void		dpml_encode_row(const DpmlEncoder *encoder, const DpmlValue *values, doubl
 int32_t		dpml_encode_sparse(const DpmlEncoder *encoder, const DpmlValue *values, double *work, uint32_t *columns,
 							   float *out);
 
-/* 1 if a number of 0 is a feature of 0, as a sparse column needs it. */
+/* 1 if a number of 0 is a feature of 0, as a sparse column needs it; the column is complete. */
 int			dpml_keeps_zero(const DpmlColumn *column);
 
 /* Scale x to norm <= 1 if it is longer; a row that is not finite becomes zero. */
