@@ -400,6 +400,8 @@ CREATE TABLE dpml.models (
 	training jsonb NOT NULL,
 	charge bigint REFERENCES dpml.ledger (id)
 );
+-- Compression would be tried in vain on megabytes of noisy numbers.
+ALTER TABLE dpml.models ALTER COLUMN whitening SET STORAGE EXTERNAL;
 COMMENT ON TABLE dpml.models IS 'released models';
 COMMENT ON COLUMN dpml.models.name IS 'name that dpml.predict takes';
 COMMENT ON COLUMN dpml.models.created_at IS 'start of the transaction that stored the model';

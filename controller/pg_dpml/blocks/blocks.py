@@ -170,6 +170,8 @@ class Blocks:
     def send_matrix(self, matrix: FloatArray) -> sql.Identifier:
         """A new work table of one row and one column, `matrix`, row by row."""
         table = self.work_table("whitening", sql.SQL("matrix pg_catalog.float8[] NOT NULL"))
+        # Compression would be tried in vain on megabytes of noisy numbers.
+        self.session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN matrix SET STORAGE EXTERNAL").format(table))
         self.session.copy_row(table, ["float8[]"], [matrix.reshape(-1)])
         return table
 
