@@ -238,7 +238,7 @@ def test_make_says_what_it_lacks(
 @pytest.mark.slow
 def test_the_demo_says_what_ctrl_c_deletes(folder: Path, dpml_program: Path) -> None:
     """And of a folder that is kept it deletes nothing but the demo's own models."""
-    command = [dpml_program, "demo", "--keep"]
+    command = [str(dpml_program), "demo", "--keep"]
 
     def run(*options: str, then: str) -> str:
         with subprocess.Popen(
