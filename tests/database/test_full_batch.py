@@ -127,7 +127,7 @@ def sum_of_gradients(
 
 
 def slopes(name: str, scores: FloatArray, y: FloatArray, clip: float, h: float) -> FloatArray:
-    """The clipped derivatives of all rows' losses in their scores; the next test compares them with the oracles."""
+    """The clipped derivatives of all rows' losses in their scores, which a test compares with the oracles."""
     if name == "softmax":
         found = np.exp(scores - scores.max(axis=1, keepdims=True))
         found /= found.sum(axis=1, keepdims=True)
@@ -142,7 +142,8 @@ def slopes(name: str, scores: FloatArray, y: FloatArray, clip: float, h: float) 
         found = -labels / (1.0 + np.exp(labels * scores))
     else:
         found = -labels * np.clip((1.0 + h - labels * scores) / (2.0 * h), 0.0, 1.0)
-    return np.clip(found, -clip, clip)
+    clipped: FloatArray = np.clip(found, -clip, clip)
+    return clipped
 
 
 @pytest.mark.parametrize("clip", [0.2, 10.0])

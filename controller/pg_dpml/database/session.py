@@ -65,8 +65,8 @@ _HAS_CITUS = sql.SQL(
     "EXISTS (SELECT FROM pg_catalog.pg_extension x "
     "WHERE x.extname OPERATOR(pg_catalog.=) 'citus'::pg_catalog.name)"
 )
-# One statement, since it begins every transaction. The role's own search_path still holds in it, so that the operator
-# names its schema; and it is read before it is set.
+# One statement, since it begins every transaction. The role's own search_path still holds in it, so that the
+# operator names its schema; and that path is read before it is set.
 _SETTLE = sql.SQL(
     "WITH was (path, citus) AS MATERIALIZED (SELECT pg_catalog.current_setting('search_path'), {}) "
     "SELECT path, citus, {} FROM was"
@@ -218,9 +218,7 @@ class Session:
 
     def _run(self, query: Query, parameters: Mapping[str, Any] | None, *, binary: bool = False) -> Cursor:
         # Prepared statements would not survive a transaction-mode pooler.
-        return Cursor(self.driver).execute(
-            self._text(query), parameters or {}, prepare=False, binary=binary
-        )
+        return Cursor(self.driver).execute(self._text(query), parameters or {}, prepare=False, binary=binary)
 
     def text(self, query: Query, parameters: Mapping[str, Any] | None = None) -> str:
         """A statement as one text with its parameters, for another node to run, which may log it."""
@@ -349,7 +347,7 @@ class Session:
         raise refusal
 
     def _text(self, query: sql.Composable) -> bytes:
-        """A statement as text, with doubled percent signs in identifiers and literals, which are no placeholders."""
+        """A statement, with percent signs in identifiers and literals doubled: they are no placeholders."""
         if isinstance(query, sql.Composed):
             return b"".join(map(self._text, query))
         text = bytes(query.as_bytes(self._context))
