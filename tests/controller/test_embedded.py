@@ -236,10 +236,9 @@ def test_make_says_what_it_lacks(
 
 
 @pytest.mark.slow
-def test_the_demo_says_what_ctrl_c_deletes(folder: Path) -> None:
+def test_the_demo_says_what_ctrl_c_deletes(folder: Path, dpml_program: Path) -> None:
     """And of a folder that is kept it deletes nothing but the demo's own models."""
-    script = "import sys; from pg_dpml.cli import main; sys.argv[0] = 'dpml'; main()"
-    command = [sys.executable, "-c", script, "demo", "--keep"]
+    command = [str(dpml_program), "demo", "--keep"]
 
     def run(*options: str, then: str) -> str:
         with subprocess.Popen(

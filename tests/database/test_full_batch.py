@@ -117,23 +117,53 @@ def sum_of_gradients(
     units: Any,
     unit_clip: float,
 ) -> FloatArray:
-    """The oracle's: each row's clipped, then each unit's."""
-    slopes = []
-    for scores, label in zip((x @ w.T).tolist(), y, strict=True):
-        if name == "softmax":
-            found = oracles.softmax(np.array(scores), int(label))[1]
-            slopes.append(found * min(1.0, clip / float(np.linalg.norm(found))))
-            continue
-        labels = [label] if len(w) == 1 else [1.0 if int(label) == k else -1.0 for k in range(len(w))]
-        pairs = zip(scores, labels, strict=True)
-        slopes.append(np.array([oracles.slope(name, u, one, clip=clip, h=h) for u, one in pairs]))
-    rows = np.array(slopes)[:, :, None] * x[:, None, :]
-    total = np.zeros_like(w)
-    for unit in np.split(rows, np.flatnonzero(units)[1:]):
-        found = unit.sum(axis=0)
-        norm = float(np.linalg.norm(found))
-        total += found * (unit_clip / norm if norm > unit_clip else 1.0)
+    """Each row's is clipped, then each unit's."""
+    rows = slopes(name, x @ w.T, y, clip, h)[:, :, None] * x[:, None, :]
+    of_units = np.add.reduceat(rows, np.flatnonzero(units), axis=0)
+    norms = np.linalg.norm(of_units.reshape(len(of_units), -1), axis=1)
+    scales = np.minimum(1.0, np.divide(unit_clip, norms, out=np.ones_like(norms), where=norms > 0.0))
+    total: FloatArray = np.tensordot(scales, of_units, axes=1)
     return total
+
+
+def slopes(name: str, scores: FloatArray, y: FloatArray, clip: float, h: float) -> FloatArray:
+    """The clipped derivatives of all rows' losses in their scores, which a test compares with the oracles."""
+    if name == "softmax":
+        found = np.exp(scores - scores.max(axis=1, keepdims=True))
+        found /= found.sum(axis=1, keepdims=True)
+        found[np.arange(len(y)), y.astype(int)] -= 1.0
+        scaled: FloatArray = found * np.minimum(1.0, clip / np.linalg.norm(found, axis=1, keepdims=True))
+        return scaled
+    outputs = scores.shape[1]
+    labels = y[:, None] if outputs == 1 else np.where(y[:, None] == np.arange(outputs), 1.0, -1.0)
+    if name == "squared":
+        found = scores - labels
+    elif name == "logistic":
+        found = -labels / (1.0 + np.exp(labels * scores))
+    else:
+        found = -labels * np.clip((1.0 + h - labels * scores) / (2.0 * h), 0.0, 1.0)
+    clipped: FloatArray = np.clip(found, -clip, clip)
+    return clipped
+
+
+@pytest.mark.parametrize("clip", [0.2, 10.0])
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [("softmax", 3), ("squared", 1), ("logistic", 1), ("logistic", 3), ("huber_svm", 1), ("huber_svm", 3)],
+)
+def test_slopes_are_those_of_the_oracles(name: str, outputs: int, clip: float) -> None:
+    rng = np.random.default_rng(5)
+    scores, h = rng.normal(0.0, 2.0, (200, outputs)), 0.4
+    y = rng.choice([-1.0, 1.0], 200) if outputs == 1 else rng.integers(0, outputs, 200).astype(np.float64)
+    for row, label, found in zip(scores, y, slopes(name, scores, y, clip, h), strict=True):
+        if name == "softmax":
+            wanted = oracles.softmax(row, int(label))[1]
+            wanted = wanted * min(1.0, clip / float(np.linalg.norm(wanted)))
+        else:
+            labels = [label] if outputs == 1 else [1.0 if int(label) == k else -1.0 for k in range(outputs)]
+            pairs = zip(row, labels, strict=True)
+            wanted = np.array([oracles.slope(name, u, one, clip=clip, h=h) for u, one in pairs])
+        np.testing.assert_allclose(found, wanted, rtol=0.0, atol=1e-14)
 
 
 def symmetric(vector: FloatArray, d: int) -> FloatArray:

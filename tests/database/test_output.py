@@ -139,8 +139,10 @@ def test_bytes_that_are_no_text_are_refused(shell: Shell) -> None:
     assert '--model must be text, and "n\\udce9" is not UTF-8' in clean(refused)
 
 
-def test_files_that_cannot_be_written(shell: Shell, tmp_path: Path) -> None:
-    report = 'dpml report "$(printf "n\\303\\251")" --dsn "$DSN" -o'
+def test_files_that_cannot_be_written(shell: Shell, dpml_program: Path, tmp_path: Path) -> None:
+    arguments = 'report "$(printf "n\\303\\251")" --dsn "$DSN" -o'
+    # A forked command has the limits and the mask of the process that it is forked from.
+    report, forked = f"dpml {arguments}", f"{shlex.quote(str(dpml_program))} {arguments}"
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "old.html").write_text("old", encoding="utf-8")
     for target, code, words in (
@@ -150,8 +152,8 @@ def test_files_that_cannot_be_written(shell: Shell, tmp_path: Path) -> None:
         # More than a megabyte does not fit.
         ("old.html", 1, "cannot be written"),
     ):
-        limit = "ulimit -f 8; trap '' XFSZ; " if target == "old.html" else ""
-        failed = shell(f"{limit}{report} {target}")
+        limited = f"ulimit -f 8; trap '' XFSZ; {report}"
+        failed = shell(f"{limited if target == 'old.html' else forked} {target}")
         said = clean(failed)
         assert failed.returncode == code
         assert words in said

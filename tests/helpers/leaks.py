@@ -196,8 +196,8 @@ class Secrets:
 
     def _indexed(self) -> tuple[FloatArray, FloatArray, Bytes, npt.NDArray[np.bool_]]:
         if self._index is None:
-            numbers = np.array(sorted(self._numbers))
-            patterns = np.array(sorted(self._patterns), dtype=np.uint64)
+            numbers = np.sort(np.fromiter(self._numbers, np.float64, len(self._numbers)))
+            patterns = np.sort(np.fromiter(self._patterns, np.uint64, len(self._patterns)))
             marks = np.zeros(2**_HASH_BITS, dtype=np.bool_)
             marks[_hash(patterns)] = True
             self._index = numbers, np.sort(_mantissa(numbers)), patterns, marks
@@ -366,6 +366,8 @@ class Sightings(dict[str, list[str]]):
         self, place: str, data: bytes, secrets: Iterable[Secrets], *, many_numbers: bool = False
     ) -> None:
         """Search data; among many numbers of 8 or 9 digits, one is like a secret by chance."""
+        if not data:
+            return
         secrets = list(secrets)
         public = frozenset[float]().union(*(one.public for one in secrets))
         seen = Evidence(data, DIGITS + 2 if many_numbers else DIGITS, public)
@@ -471,9 +473,12 @@ def without_padding(wal: bytes, database: int) -> bytes:
     on the backend's stack: three and four bytes of each, and by chance those of a number. Who reads the WAL
     reads the rows themselves.
     """
-    oid = struct.pack("=I", database)
-    message = re.compile(b".{4}" + re.escape(oid) + b".{8}", re.DOTALL)
-    return message.sub(lambda _: bytes(16), wal)
+    oid = struct.pack("=I", database)  # after four bytes and before eight
+    cleared, place = bytearray(wal), wal.find(oid, 4)
+    while 0 <= place <= len(wal) - 12:
+        cleared[place - 4 : place + 12] = bytes(16)
+        place = wal.find(oid, place + 16)
+    return bytes(cleared)
 
 
 def exception_texts(error: BaseException) -> Iterator[str]:

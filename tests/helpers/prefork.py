@@ -82,6 +82,8 @@ def program() -> Iterator[Path]:
 
 def serve(place: str) -> None:
     """Fork a command for every caller; returns in none of the processes before its command has ended."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.backends.backend_svg  # noqa: F401
     import psycopg  # noqa: F401
     import scipy.optimize
     import scipy.signal  # noqa: F401

@@ -28,12 +28,14 @@ def scalar(connection: psycopg.Connection, query: str, *values: Any) -> Any:
 
 
 def empty_registry(connection: psycopg.Connection) -> None:
-    """Remove models, budgets and the ledger, as only a superuser can who switches triggers off."""
+    """Remove models, budgets and the ledger, as only a superuser can who switches triggers off.
+
+    TRUNCATE would make new files for all tables and indexes, which takes twenty times as long for few rows.
+    """
+    tables = ("models", "ledger", "budgets", "budget_entries", "datasets", "requests", "budget_relations")
+    rows = "; ".join(f"DELETE FROM dpml.{table}" for table in tables)
     connection.execute(
-        "SET session_replication_role = replica; "
-        "TRUNCATE dpml.models, dpml.ledger, dpml.budgets, dpml.budget_entries, dpml.datasets, dpml.requests, "
-        "dpml.budget_relations; "
-        "RESET session_replication_role"
+        f"SET session_replication_role = replica; {rows}; RESET session_replication_role".encode()
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import psycopg
 from psycopg import pq, sql
 
-from pg_dpml.database.adapters import Cursor, Float8Array, TextCursor, encodable_text, verbatim
+from pg_dpml.database.adapters import Cursor, Float8Array, TextCursor, encodable_text
 from pg_dpml.database.failures import is_of_statement, translate
 from pg_dpml.errors import DpmlError, SpecError
 
@@ -61,6 +61,23 @@ _PROPAGATED = "citus.propagate_set_commands"
 """Whether Citus sends SET LOCAL to the workers."""
 
 Query = sql.SQL | sql.Composed
+_HAS_CITUS = sql.SQL(
+    "EXISTS (SELECT FROM pg_catalog.pg_extension x "
+    "WHERE x.extname OPERATOR(pg_catalog.=) 'citus'::pg_catalog.name)"
+)
+# One statement, since it begins every transaction. The role's own search_path still holds in it, so that the
+# operator names its schema; and that path is read before it is set.
+_SETTLE = sql.SQL(
+    "WITH was (path, citus) AS MATERIALIZED (SELECT pg_catalog.current_setting('search_path'), {}) "
+    "SELECT path, citus, {} FROM was"
+).format(
+    _HAS_CITUS,
+    sql.SQL(", ").join(
+        sql.SQL("pg_catalog.set_config({}, {}, true)").format(sql.Literal(name), sql.Literal(value))
+        for name, value in {**_SETTINGS, "search_path": _SAFE_PATH}.items()
+    ),
+)
+"""Changes the settings; returns the role's search_path, and whether the database has the extension citus."""
 _Answer = TypeVar("_Answer")
 
 
@@ -118,26 +135,12 @@ class Session:
 
     def _settle(self) -> None:
         # Settings are local, here and below: a pooler in transaction mode lends the connection to others.
-        self._has_citus = None
-        set_config = sql.SQL("pg_catalog.set_config({}, {}, true)")
-        settings = [
-            set_config.format(sql.Literal(name), sql.Literal(value)) for name, value in _SETTINGS.items()
-        ]
-        self.execute(sql.SQL("SELECT ") + sql.SQL(", ").join(settings))
-        (self._path, _) = self.fetch_one(
-            sql.SQL(
-                "WITH was (path) AS MATERIALIZED (SELECT pg_catalog.current_setting('search_path')) "
-                "SELECT path, pg_catalog.set_config('search_path', %(path)s, true) FROM was"
-            ),
-            {"path": _SAFE_PATH},
-        )
+        self._path, self._has_citus, *_ = self.fetch_one(_SETTLE)
 
     def has_citus(self) -> bool:
-        """Whether the database has the extension citus; asked once a transaction."""
+        """Whether the database has the extension citus, as at the start of the transaction."""
         if self._has_citus is None:
-            (self._has_citus,) = self.fetch_one(
-                sql.SQL("SELECT EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus')")
-            )
+            (self._has_citus,) = self.fetch_one(sql.SQL("SELECT {}").format(_HAS_CITUS))
         return self._has_citus
 
     def _search(self, path: str) -> None:
@@ -215,14 +218,12 @@ class Session:
 
     def _run(self, query: Query, parameters: Mapping[str, Any] | None, *, binary: bool = False) -> Cursor:
         # Prepared statements would not survive a transaction-mode pooler.
-        return Cursor(self.driver).execute(
-            self._escaped(query), parameters or {}, prepare=False, binary=binary
-        )
+        return Cursor(self.driver).execute(self._text(query), parameters or {}, prepare=False, binary=binary)
 
     def text(self, query: Query, parameters: Mapping[str, Any] | None = None) -> str:
         """A statement as one text with its parameters, for another node to run, which may log it."""
         with encodable_text():
-            return TextCursor(self.driver).mogrify(self._escaped(query), parameters or {})
+            return TextCursor(self.driver).mogrify(self._text(query), parameters or {})
 
     def fetch_one(self, query: Query, parameters: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
         """Run one query that returns exactly one row."""
@@ -345,10 +346,9 @@ class Session:
         refusal.by_server = True
         raise refusal
 
-    def _escaped(self, query: sql.Composable) -> sql.Composed:
-        """Double the percent signs in identifiers and literals, which psycopg would take for placeholders."""
+    def _text(self, query: sql.Composable) -> bytes:
+        """A statement, with percent signs in identifiers and literals doubled: they are no placeholders."""
         if isinstance(query, sql.Composed):
-            return sql.Composed([self._escaped(part) for part in query])
-        if isinstance(query, sql.Identifier | sql.Literal):
-            return verbatim(query.as_string(self._context))
-        return sql.Composed([query])
+            return b"".join(map(self._text, query))
+        text = bytes(query.as_bytes(self._context))
+        return text.replace(b"%", b"%%") if isinstance(query, sql.Identifier | sql.Literal) else text

@@ -245,14 +245,19 @@ def zcdp_delta(epsilon: float, rho: float) -> float:
     Source: Canonne, Kamath & Steinke 2020, Proposition 12.
     """
 
-    def log_delta(log_order: float) -> float:
-        less = math.exp(log_order)  # alpha - 1
-        return less * ((1.0 + less) * rho - epsilon - math.log1p(1.0 / less)) - math.log1p(less)
+    def slope(log_order: float) -> float:
+        """The derivative of the logarithm, which rises, in alpha - 1."""
+        less = math.exp(log_order)
+        return (1.0 + 2.0 * less) * rho - epsilon - math.log1p(1.0 / less)
 
-    found = scipy.optimize.minimize_scalar(
-        log_delta, bounds=(-20.0, 30.0), method="bounded", options={"xatol": 1e-9}
-    )
-    return math.exp(min(float(found.fun), 0.0))
+    least, most = -20.0, 30.0
+    if slope(least) >= 0.0:
+        best = least
+    else:
+        best = scipy.optimize.brentq(slope, least, most, xtol=1e-9) if slope(most) > 0.0 else most
+    less = math.exp(best)
+    log_delta = less * ((1.0 + less) * rho - epsilon - math.log1p(1.0 / less)) - math.log1p(less)
+    return math.exp(min(log_delta, 0.0))
 
 
 def zcdp_rho(epsilon: float, delta: float) -> float:
