@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -999,5 +1000,5 @@ def test_the_registry_reads_what_it_wrote(database: str) -> None:
     engine.dispose()
     np.testing.assert_array_equal(found.weights, result.model.weights)
     np.testing.assert_array_equal(found.whitening, result.model.whitening)
-    arrays: dict[str, Any] = {"weights": result.model.weights, "whitening": result.model.whitening}
-    assert dataclasses.replace(found, **arrays) == result.model
+    without_arrays = partial(dataclasses.replace, weights=None, whitening=None)
+    assert without_arrays(found) == without_arrays(result.model)
