@@ -20,6 +20,7 @@ __all__ = [
     "IntArray",
     "exact_epsilon",
     "exact_mu",
+    "exact_needs_more",
     "rdp_epsilon",
 ]
 
@@ -51,8 +52,9 @@ def least_epsilon(bound: Callable[[float], float], most: float, delta: float) ->
 @functools.cache
 def _log_binomials(order: int) -> FloatArray:
     """Logarithms of the binomial coefficients C(order, k) for k >= 2."""
-    factorials: FloatArray = scipy.special.gammaln(np.arange(order + 1) + 1.0)
-    return np.asarray(factorials[order] - factorials[2:] - factorials[order - 2 :: -1])
+    factorials = scipy.special.gammaln(np.arange(order + 1) + 1.0)
+    found: FloatArray = factorials[order] - factorials[2:] - factorials[order - 2 :: -1]
+    return found
 
 
 def rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation: Relation) -> float:
@@ -77,7 +79,8 @@ def rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation:
 
     def least_deltas(epsilons: FloatArray) -> FloatArray:
         exponents = np.min(at_zero - np.multiply.outer(epsilons, less), axis=1)
-        return np.exp(np.minimum(exponents, 0.0))
+        found: FloatArray = np.exp(np.minimum(exponents, 0.0))
+        return found
 
     def bound(epsilon: float) -> float:
         if relation is Relation.ADD_REMOVE:
@@ -92,6 +95,12 @@ def rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation:
 def exact_mu(multiplier: float, steps: int, relation: Relation) -> float:
     """Mu with every unit in every batch, which sampling cannot make worse."""
     return math.sqrt(steps) * relation.gradient_change(1.0) / multiplier
+
+
+def exact_needs_more(epsilon: float, multiplier: float, steps: int, delta: float, relation: Relation) -> bool:
+    """Whether `exact_epsilon` is above an epsilon for certain, which is known sooner than what it is."""
+    mu = exact_mu(multiplier, steps, relation)
+    return math.isfinite(epsilon) and gaussian_delta(epsilon, mu) > delta * (1.0 + 1e-8)
 
 
 def exact_epsilon(multiplier: float, steps: int, delta: float, relation: Relation) -> float:
