@@ -71,11 +71,9 @@ class Tilted:
 
     def logs_at(self, places: IntArray) -> FloatArray:
         """Bounds on the logarithm of delta for every epsilon = place times interval."""
-        inside = np.clip(places, self.low, self.high)
-        with np.errstate(divide="ignore"):
-            logs = np.log(self.deltas[inside - self.low])
-        found = self.scale - self.order * self.interval * inside + logs
-        return np.where(places < self.low, 0.0, np.minimum(found, 0.0))
+        inside = np.minimum(np.maximum(places, self.low), self.high)
+        logs = np.log(self.deltas[inside - self.low])
+        return np.where(places < self.low, 0.0, self.scale - self.order * self.interval * inside + logs)
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,11 @@ class Curve:
 
     def at(self, places: IntArray) -> FloatArray:
         """For every epsilon = place times interval."""
-        logs = np.minimum.reduce([part.logs_at(places) for part in self.parts])
-        finite = np.minimum(1.0, self.infinite + np.exp(logs))
+        with np.errstate(divide="ignore"):
+            logs = self.parts[0].logs_at(places)
+            for part in self.parts[1:]:
+                logs = np.minimum(logs, part.logs_at(places))
+        finite = np.minimum(1.0, self.infinite + np.exp(np.minimum(logs, 0.0)))
         return np.where(places >= self.top, self.infinite, np.where(places < self.low, 1.0, finite))
 
 
