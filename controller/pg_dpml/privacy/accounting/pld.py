@@ -53,9 +53,9 @@ _ERROR = 1e-12
 
 @dataclass(frozen=True)
 class Tilted:
-    """Deltas of finite losses times exp(order * loss - scale), at multiples of `interval` from `low` upwards.
+    """Bounds on delta of finite losses, times exp(order * loss - scale), from `low` times `interval` upwards.
 
-    Of a few thousand of up to a million the logarithm is ever asked for.
+    There may be a million of them, and logarithms are asked for at a few thousand places.
     """
 
     interval: float
@@ -197,7 +197,8 @@ def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = Fal
     curves = [
         _convolve(step, steps, share * order, steps * step.first, whole, 0.0) for share in _LOWER_ORDERS
     ]
-    return replace(curves[0], parts=tuple(part for curve in curves for part in curve.parts))
+    parts = [replace(part, deltas=part.deltas[:whole]) for curve in curves for part in curve.parts]
+    return replace(curves[0], parts=tuple(parts))
 
 
 def _convolve(step: StepLosses, steps: int, order: float, low: int, length: int, lost: float) -> Curve:
