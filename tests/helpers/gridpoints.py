@@ -70,7 +70,7 @@ def _gauss_legendre() -> list[tuple[mpf, mpf]]:
 def _sum_kept(low: int, high: int, kept: Callable[[int], float]) -> mpf:
     """Sum over places of what is kept, from a place to another; in 1/WORDS of a place both."""
     if high <= low:
-        return mpf(0)
+        return 0
     if high - low <= 64 * WORDS:
         total = mpf(0)
         for place in range(low // WORDS, -(-high // WORDS)):
@@ -141,7 +141,7 @@ class Counts:
         """Of a point."""
         low, high = self.bounds(abs(point))
         low = max(low, 0)
-        total = mpf(0)
+        total = 0  # exact, until places are kept by the curve
         for strip in range(1, STRIPS):
             if low >= self.widths[strip] * PLACES:
                 break

@@ -38,11 +38,17 @@ def split(options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
 
 
 @lru_cache(maxsize=8)
+def _split(options: tuple[tuple[str, Any], ...]) -> tuple[Loss, dict[str, Any]]:
+    """Kept, too: the options of a run's steps are the same."""
+    return split(dict(options))
+
+
+@lru_cache(maxsize=8)
 def _gradient(
     blocks: tuple[bytes, ...], weights: bytes, options: tuple[tuple[str, Any], ...]
 ) -> GradientSums:
     """Kept for the many runs of a test that begin at the same weights; nobody can write into it."""
-    loss, more = split(dict(options))
+    loss, more = _split(options)
     found = GradientSums(*replay.gradient(blocks, np.frombuffer(weights), loss, **more))
     for part in (found.gradient, found.losses):
         if part is not None:

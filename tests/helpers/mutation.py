@@ -22,12 +22,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
 
+_UNUSED_PLUGINS = ["cacheprovider", "hypothesispytest", "xdist", "xdist.looponfail"]
+
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
+        "_pytest.junitxml",
         "cffi",
+        "mpmath",
         "numpy.testing",
         "psycopg",
+        "psycopg.types.json",
         "pytest",
         "scipy.optimize",
         "scipy.signal",
@@ -51,12 +56,12 @@ def compile_changed(copy: Path, changed: Path | None) -> None:
     """Compile the C files of the kernels of a copy that read what was changed, or all; link the module."""
     kernels = copy / "udas" / "kernels"
     flags = (copy / "udas" / "compile_flags.txt").read_text(encoding="utf-8").replace("-O3", "-O0").split()
+    flags.append("-DDPML_CLONES=")  # clones take as long again to compile, and compute the same
     include = ["-I", str(kernels), "-I", sysconfig.get_path("include")]
     compiler = [*shlex.split(sysconfig.get_config_var("CC")), "-fPIC"]
     sources = sorted(kernels.glob("*.c"))
     if changed is not None:
         sources = [source for source in sources if changed.name in _read_by(source)]
-        flags.append("-DDPML_CLONES=")  # clones take as long again to compile, and compute the same
     for source in sources:
         target = source.with_suffix(".o")
         for written in (target, source.with_suffix(".d")):
@@ -109,7 +114,6 @@ def _run(copy: Path, tests: tuple[str, ...], first_cases: bool, report: Path) ->
         os.dup2(said.fileno(), 2)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             plugins = [_FirstCases()] if first_cases else []
-            code = pytest.main(
-                ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *tests], plugins
-            )
+            unused = [f"-pno:{name}" for name in _UNUSED_PLUGINS]
+            code = pytest.main(["-q", "-x", *unused, *tests], plugins)
     sys.exit(code)

@@ -48,13 +48,20 @@ def one_step_delta(epsilon: FloatArray, multiplier: float, q: float, *, removed:
     return np.asarray((1.0 - a * (1.0 - q)) * ndtr(x / multiplier) - a * q * ndtr((x - 1.0) / multiplier))
 
 
-def two_step_delta(epsilon: FloatArray, multiplier: float, q: float, *, removed: bool) -> FloatArray:
-    """delta(epsilon) of two steps: the mean of the second's at epsilon less the first's loss."""
+@cache
+def first_step(multiplier: float, q: float, removed: bool) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Places of one step, their density, and the loss there."""
     x = np.linspace(-11.0 * multiplier, 11.0 * multiplier + 1.0, 4001)
     base, moved = norm.pdf(x, 0.0, multiplier), norm.pdf(x, 1.0, multiplier)
     mixed = (1.0 - q) * base + q * moved
     own, other = (mixed, base) if removed else (base, mixed)
-    inner = one_step_delta(epsilon - np.log(own / other), multiplier, q, removed=removed)
+    return x, own, np.log(own / other)
+
+
+def two_step_delta(epsilon: FloatArray, multiplier: float, q: float, *, removed: bool) -> FloatArray:
+    """delta(epsilon) of two steps: the mean of the second's at epsilon less the first's loss."""
+    x, own, loss = first_step(multiplier, q, removed)
+    inner = one_step_delta(epsilon - loss, multiplier, q, removed=removed)
     return np.asarray(trapezoid(own * inner, x))
 
 
@@ -138,21 +145,43 @@ SETTINGS = [
 
 
 @cache
-def library_curves(
-    library: Any, multiplier: float, q: float, steps: int, pessimistic: bool
-) -> tuple[Curve, Curve]:
-    """What dp_accounting says of a unit that is removed, and of one that is added."""
-    composed = library.from_gaussian_mechanism(
+def library_losses(library: Any, multiplier: float, q: float, steps: int, pessimistic: bool) -> Any:
+    """What dp_accounting composes."""
+    return library.from_gaussian_mechanism(
         multiplier,
         sampling_prob=q,
         value_discretization_interval=subsampled._first_interval(multiplier, q) / 4.0,
         pessimistic_estimate=pessimistic,
     ).self_compose(steps)
-    removed, added = composed._pmf_remove, composed._pmf_add
-    return (
-        lambda epsilon: np.asarray(removed.get_delta_for_epsilon(epsilon)),
-        lambda epsilon: np.asarray(added.get_delta_for_epsilon(epsilon)),
+
+
+@cache
+def library_curves(
+    library: Any, multiplier: float, q: float, steps: int, pessimistic: bool
+) -> tuple[Curve, Curve]:
+    """What dp_accounting says of a unit that is removed, and of one that is added."""
+    composed = library_losses(library, multiplier, q, steps, pessimistic)
+    return library_curve(composed._pmf_remove), library_curve(composed._pmf_add)
+
+
+def library_curve(masses: Any) -> Curve:
+    """delta of rising epsilons, by the sums over larger losses that dp_accounting adds up one by one."""
+    dense = masses.to_dense_pmf()
+    losses = dense._discretization * (dense._lower_loss + np.arange(dense.size))
+    upper, lower = (
+        np.append(np.cumsum(sums[::-1])[::-1], 0.0) for sums in (dense._probs, dense._probs * np.exp(-losses))
     )
+
+    def curve(epsilons: FloatArray) -> FloatArray:
+        above = np.searchsorted(losses, epsilons, side="right")
+        found = dense._infinity_mass + upper[above] - np.exp(epsilons) * lower[above]
+        few = np.linspace(0, len(epsilons) - 1, 7).astype(np.int64)
+        np.testing.assert_allclose(
+            found[few], [masses.get_delta_for_epsilon(float(one)) for one in epsilons[few]], 1e-7, 1e-13
+        )
+        return np.asarray(found)
+
+    return curve
 
 
 @pytest.mark.parametrize(("multiplier", "q", "steps", "delta"), SETTINGS)
@@ -162,13 +191,8 @@ def test_agrees_with_dp_accounting(multiplier: float, q: float, steps: int, delt
         "dp_accounting.pld.privacy_loss_distribution", reason="dp_accounting is not installed"
     )
     found = subsampled_gaussian_epsilon(multiplier, q, steps, delta, Relation.ADD_REMOVE)
-    grid = subsampled._first_interval(multiplier, q) / 4.0
     upper, lower = (
-        library.from_gaussian_mechanism(
-            multiplier, sampling_prob=q, value_discretization_interval=grid, pessimistic_estimate=upper
-        )
-        .self_compose(steps)
-        .get_epsilon_for_delta(delta)
+        library_losses(library, multiplier, q, steps, upper).get_epsilon_for_delta(delta)
         for upper in (True, False)
     )
     assert lower <= found

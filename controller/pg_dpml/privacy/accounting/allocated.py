@@ -8,7 +8,7 @@ from functools import partial
 
 import scipy  # which imports its parts where they are used
 
-from pg_dpml.privacy.accounting.bounds import ROUND_UP, exact_epsilon, exact_mu
+from pg_dpml.privacy.accounting.bounds import ROUND_UP, exact_epsilon, exact_mu, exact_needs_more
 from pg_dpml.privacy.accounting.losses import StepLosses
 from pg_dpml.privacy.accounting.pld import pld_epsilon, pld_mu
 from pg_dpml.privacy.accounting.ratios import mean_ratios
@@ -66,8 +66,11 @@ def _one_grid(
     losses = partial(allocated_losses, multiplier, batches, spacing)
     account = partial(pld_epsilon, losses, passes, delta, relation)
     epsilon, interval = fitting(account, _interval(multiplier, batches, spacing))
+    found = Accounted(multiplier, epsilon, "pld", interval)
+    if exact_needs_more(epsilon, multiplier, passes, delta, relation):
+        return found
     exact = _exact(multiplier, passes, delta, relation)
-    return exact if exact.epsilon <= epsilon else Accounted(multiplier, epsilon, "pld", interval)
+    return exact if exact.epsilon <= epsilon else found
 
 
 def _exact(multiplier: float, passes: int, delta: float, relation: Relation) -> Accounted:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ __all__ = [
     "IntArray",
     "exact_epsilon",
     "exact_mu",
+    "exact_needs_more",
     "rdp_epsilon",
 ]
 
@@ -47,6 +49,14 @@ def least_epsilon(bound: Callable[[float], float], most: float, delta: float) ->
     return epsilon
 
 
+@functools.cache
+def _log_binomials(order: int) -> FloatArray:
+    """Logarithms of the binomial coefficients C(order, k) for k >= 2."""
+    factorials = scipy.special.gammaln(np.arange(order + 1) + 1.0)
+    found: FloatArray = factorials[order] - factorials[2:] - factorials[order - 2 :: -1]
+    return found
+
+
 def rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation: Relation) -> float:
     """Epsilon by Renyi differential privacy at integer orders.
 
@@ -61,29 +71,23 @@ def rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation:
     for order in _RDP_ORDERS:
         k = np.arange(2, order + 1)
         exponents = (k * k - k) / (2.0 * multiplier**2)
-        logs = (
-            scipy.special.gammaln(order + 1)
-            - scipy.special.gammaln(k + 1)
-            - scipy.special.gammaln(order - k + 1)
-        )
-        logs += (order - k) * math.log1p(-q) + k * math.log(q)
+        logs = _log_binomials(order) + ((order - k) * math.log1p(-q) + k * math.log(q))
         logs += exponents + np.log(-np.expm1(-exponents))
-        costs.append((order, steps * float(np.logaddexp(0.0, scipy.special.logsumexp(logs))) * ROUND_UP))
+        costs.append(steps * float(np.logaddexp(0.0, scipy.special.logsumexp(logs))) * ROUND_UP)
+    less = np.array(_RDP_ORDERS, dtype=np.float64) - 1.0
+    at_zero = np.array(costs) - np.log1p(less) + less * np.log1p(-1.0 / (less + 1.0))
 
-    def least_delta(epsilon: float) -> float:
-        exponents = [
-            cost - (a - 1) * epsilon - math.log(a) + (a - 1) * math.log1p(-1.0 / a) for a, cost in costs
-        ]
-        return math.exp(min(0.0, *exponents))
+    def least_deltas(epsilons: FloatArray) -> FloatArray:
+        exponents = np.min(at_zero - np.multiply.outer(epsilons, less), axis=1)
+        found: FloatArray = np.exp(np.minimum(exponents, 0.0))
+        return found
 
     def bound(epsilon: float) -> float:
         if relation is Relation.ADD_REMOVE:
-            return least_delta(epsilon)
+            return float(least_deltas(np.array([epsilon]))[0])
         # For these splits both terms fall with epsilon, at any order, where they are below 1.
-        return min(
-            least_delta(split) + math.exp(split) * least_delta(epsilon - split)
-            for split in epsilon * np.linspace(0.25, 0.5, 26)
-        )
+        splits = epsilon * np.linspace(0.25, 0.5, 26)
+        return float(np.min(least_deltas(splits) + np.exp(splits) * least_deltas(epsilon - splits)))
 
     return least_epsilon(bound, 600.0, delta)
 
@@ -91,6 +95,12 @@ def rdp_epsilon(multiplier: float, q: float, steps: int, delta: float, relation:
 def exact_mu(multiplier: float, steps: int, relation: Relation) -> float:
     """Mu with every unit in every batch, which sampling cannot make worse."""
     return math.sqrt(steps) * relation.gradient_change(1.0) / multiplier
+
+
+def exact_needs_more(epsilon: float, multiplier: float, steps: int, delta: float, relation: Relation) -> bool:
+    """Whether `exact_epsilon` is above an epsilon for certain, which is known sooner than what it is."""
+    mu = exact_mu(multiplier, steps, relation)
+    return math.isfinite(epsilon) and gaussian_delta(epsilon, mu) > delta * (1.0 + 1e-8)
 
 
 def exact_epsilon(multiplier: float, steps: int, delta: float, relation: Relation) -> float:

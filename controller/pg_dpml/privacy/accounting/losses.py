@@ -58,11 +58,18 @@ class StepLosses:
         return self.interval * (self.first + np.arange(len(self.masses), dtype=np.float64))
 
     @cached_property
+    def logs(self) -> FloatArray:
+        """Logarithms of the masses."""
+        with np.errstate(divide="ignore"):
+            found: FloatArray = np.log(self.masses)
+        return found
+
+    @cached_property
     def blocks(self) -> tuple[FloatArray, FloatArray]:
-        """Masses and means of blocks of losses."""
+        """Logarithms of the masses, and means, of blocks of losses."""
         starts = _blocks(self.first, len(self.masses))
         sums: FloatArray = np.maximum(np.add.reduceat(self.masses, starts), 1e-300)
-        return sums, np.add.reduceat(self.masses * self.losses, starts) / sums
+        return np.log(sums), np.add.reduceat(self.masses * self.losses, starts) / sums
 
     def infinite_of(self, steps: int) -> float:
         """Probability that any of so many steps has an infinite loss."""

@@ -52,33 +52,65 @@ _ERROR = 1e-12
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Upper bounds on delta of all steps together, at multiples of `interval` from `low` upwards.
+class Tilted:
+    """Bounds on delta of finite losses, times exp(order * loss - scale), from `low` times `interval` upwards.
 
-    From the multiple `top` on, which no finite loss exceeds, delta is `infinite`.
+    There may be a million of them, and logarithms are asked for at a few thousand places.
     """
 
     interval: float
     low: int
     deltas: FloatArray
-    top: int
-    infinite: float
+    order: float
+    scale: float
 
     @property
     def high(self) -> int:
         """Last multiple that `deltas` knows of."""
         return self.low + len(self.deltas) - 1
 
+    def logs_at(self, places: IntArray) -> FloatArray:
+        """Bounds on the logarithm of delta for every epsilon = place times interval."""
+        inside = np.minimum(np.maximum(places, self.low), self.high)
+        logs = np.log(self.deltas[inside - self.low])
+        return np.where(places < self.low, 0.0, self.scale - self.order * self.interval * inside + logs)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Upper bounds on delta of all steps together, the least of some, at multiples of `interval`.
+
+    From the multiple `top` on, which no finite loss exceeds, delta is `infinite`.
+    """
+
+    interval: float
+    parts: tuple[Tilted, ...]
+    top: int
+    infinite: float
+
+    @property
+    def low(self) -> int:
+        """First multiple that is known of; delta is 1 below."""
+        return min(part.low for part in self.parts)
+
+    @property
+    def high(self) -> int:
+        """Last multiple that is known of."""
+        return max(part.high for part in self.parts)
+
     def at(self, places: IntArray) -> FloatArray:
         """For every epsilon = place times interval."""
-        inside = self.deltas[np.clip(places - self.low, 0, len(self.deltas) - 1)]
-        return np.where(places >= self.top, self.infinite, np.where(places < self.low, 1.0, inside))
+        with np.errstate(divide="ignore"):
+            logs = self.parts[0].logs_at(places)
+            for part in self.parts[1:]:
+                logs = np.minimum(logs, part.logs_at(places))
+        finite = np.minimum(1.0, self.infinite + np.exp(np.minimum(logs, 0.0)))
+        return np.where(places >= self.top, self.infinite, np.where(places < self.low, 1.0, finite))
 
 
-def _tilt(masses: FloatArray, losses: FloatArray, order: float) -> tuple[FloatArray, float]:
+def _tilt(logs: FloatArray, losses: FloatArray, order: float) -> tuple[FloatArray, float]:
     """Masses times exp(order * loss), brought to sum 1, and the logarithm of their sum before."""
-    with np.errstate(divide="ignore"):
-        exponents = np.log(masses) + order * losses
+    exponents = logs + order * losses
     most = float(exponents.max())
     weights = np.exp(exponents - most)
     total = float(weights.sum())
@@ -91,11 +123,11 @@ def _order(step: StepLosses, steps: int, delta: float, *, weighted: bool) -> flo
     With `weighted`, where e^epsilon delta(epsilon) is.
     """
     # It is a choice, for which blocks of losses at their means will do.
-    sums, means = step.blocks
+    logs, means = step.blocks
 
     def excess(order: float) -> float:
         """Log of Chernoff's bound on delta at the mean of the tilted composition, less log delta."""
-        weights, scale = _tilt(sums, means, order)
+        weights, scale = _tilt(logs, means, order)
         mean = float(weights @ means)
         bound = steps * (scale - order * mean)
         if weighted:
@@ -116,8 +148,7 @@ def _window(step: StepLosses, steps: int, order: float) -> tuple[int, int]:
     GridTooLongError
     """
     h, losses = step.interval, step.losses
-    sums, means = step.blocks
-    weights, scale = _tilt(step.masses, losses, order)
+    weights, scale = _tilt(step.logs, losses, order)
     mean = float(weights @ losses)
     centre = steps * mean
     stddev = math.sqrt(steps * float(weights @ (losses - mean) ** 2) + h * h)
@@ -125,14 +156,14 @@ def _window(step: StepLosses, steps: int, order: float) -> tuple[int, int]:
     def reach(sign: int) -> float:
         """Distance from the centre beyond which less than _LOST of the tilted composition lies."""
 
-        def bounds(masses: FloatArray, at: FloatArray, rates: FloatArray) -> FloatArray:
-            growths = scipy.special.logsumexp(np.multiply.outer(order + rates, at), axis=1, b=masses) - scale
+        def bounds(logs: FloatArray, at: FloatArray, rates: FloatArray) -> FloatArray:
+            growths = np.array([_tilt(logs, at, order + rate)[1] for rate in rates]) - scale
             found: FloatArray = sign * ((steps * growths - math.log(_LOST)) / rates - centre)
             return found
 
         rates = sign * np.geomspace(0.01, 20.0, 20) / stddev
-        best = int(np.argmin(bounds(sums, means, rates)))
-        return float(np.min(bounds(step.masses, losses, rates[max(best - 1, 0) : best + 2])))
+        best = int(np.argmin(bounds(*step.blocks, rates)))
+        return float(np.min(bounds(step.logs, losses, rates[max(best - 1, 0) : best + 2])))
 
     low = math.floor((centre - reach(-1)) / h)
     length = math.ceil((centre + reach(1)) / h) - low + 2
@@ -166,12 +197,13 @@ def _compose(step: StepLosses, steps: int, delta: float, *, weighted: bool = Fal
     curves = [
         _convolve(step, steps, share * order, steps * step.first, whole, 0.0) for share in _LOWER_ORDERS
     ]
-    return replace(curves[0], deltas=np.minimum.reduce([curve.deltas[:whole] for curve in curves]))
+    parts = [replace(part, deltas=part.deltas[:whole]) for curve in curves for part in curve.parts]
+    return replace(curves[0], parts=tuple(parts))
 
 
 def _convolve(step: StepLosses, steps: int, order: float, low: int, length: int, lost: float) -> Curve:
     """T-fold convolution, tilted by an order, in a window outside which `lost` of it lies."""
-    weights, scale = _tilt(step.masses, step.losses, order)
+    weights, scale = _tilt(step.logs, step.losses, order)
     length = scipy.fft.next_fast_len(length, real=True)
     if len(weights) > length:
         weights = np.bincount(np.arange(len(weights)) % length, weights).astype(np.float64)
@@ -190,21 +222,13 @@ def _untilted(
 ) -> Curve:
     """The curve of a composition times exp(order * loss - scale), of which `lost` may be missing."""
     h = step.interval
-    infinite = step.infinite_of(steps)
     # tails[i] is the sum of tilted[j] exp(-order (j - i) h) over j > i, deltas[i] the same with a factor
     # 1 - exp(-(j - i) h): recursions of positive terms, from the last to the first.
     kept = math.exp(-order * h)
     tails = scipy.signal.lfilter([0.0, kept], [1.0, -kept], np.maximum(composed[::-1], 0.0))
     deltas = scipy.signal.lfilter([-math.expm1(-h)], [1.0, -kept * math.exp(-h)], tails)[::-1]
-    with np.errstate(divide="ignore"):
-        logs = scale - order * h * (low + np.arange(len(composed))) + np.log(deltas * ROUND_UP + lost)
-    return Curve(
-        interval=h,
-        low=low,
-        deltas=np.minimum(1.0, infinite + np.exp(np.minimum(logs, 0.0))),
-        top=steps * step.last,
-        infinite=infinite,
-    )
+    part = Tilted(h, low, deltas * ROUND_UP + lost, order, scale)
+    return Curve(h, (part,), steps * step.last, step.infinite_of(steps))
 
 
 def _replaced(removed: Curve, added: Curve, places: IntArray) -> FloatArray:
@@ -290,9 +314,7 @@ def _whole_curve(losses: Losses, steps: int, spare: float, interval: float, *, r
     last = math.sqrt(-2.0 * math.log(spare))
     quantiles = np.linspace(0.1, last, math.ceil(last / _NEXT_QUANTILE) + 1)
     curves = [_compose(step, steps, float(delta)) for delta in np.exp(-0.5 * quantiles**2)]
-    places = np.arange(min(curve.low for curve in curves), max(curve.high for curve in curves) + 1)
-    deltas = np.minimum.reduce([curve.at(places) for curve in curves])
-    return Curve(interval, int(places[0]), deltas, curves[0].top, curves[0].infinite)
+    return replace(curves[0], parts=tuple(part for curve in curves for part in curve.parts))
 
 
 def pld_mu(

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import scipy  # which imports its parts where they are used
 
-from pg_dpml.privacy.accounting.bounds import ROUND_UP, exact_epsilon, exact_mu, rdp_epsilon
+from pg_dpml.privacy.accounting.bounds import ROUND_UP, exact_epsilon, exact_mu, exact_needs_more, rdp_epsilon
 from pg_dpml.privacy.accounting.losses import StepLosses, grid_of
 from pg_dpml.privacy.accounting.pld import pld_epsilon, pld_mu
 from pg_dpml.privacy.accounting.search import Accounted, check_run, fitting, least_multiplier
@@ -107,22 +107,25 @@ def _first_interval(multiplier: float, q: float) -> float:
 
 def _account(multiplier: float, q: float, steps: int, delta: float, relation: Relation) -> Accounted:
     """What a multiplier costs, by the accountant that can show the least."""
-    best = Accounted(multiplier, exact_epsilon(multiplier, steps, delta, relation), "exact", 0.0)
-    if q == 1.0:
-        return best
+    best = Accounted(multiplier, math.inf, "pld", 0.0)
     losses = partial(poisson_losses, multiplier, q)
     wanted, coarser = _first_interval(multiplier, q), math.inf
-    while True:
+    while q < 1.0:
         epsilon, interval = fitting(partial(pld_epsilon, losses, steps, delta, relation), wanted)
         if epsilon < best.epsilon:
             best = Accounted(multiplier, epsilon, "pld", interval)
         if interval > wanted:
+            renyi = rdp_epsilon(multiplier, q, steps, delta, relation)
+            if renyi < best.epsilon:
+                best = Accounted(multiplier, renyi, "rdp", 0.0)
             break
         if math.isfinite(epsilon) and epsilon >= coarser * (1.0 - _CONVERGED):
-            return best
+            break
         wanted, coarser = 0.5 * interval, epsilon
-    renyi = Accounted(multiplier, rdp_epsilon(multiplier, q, steps, delta, relation), "rdp", 0.0)
-    return renyi if renyi.epsilon < best.epsilon else best
+    if exact_needs_more(best.epsilon, multiplier, steps, delta, relation):
+        return best
+    exact = exact_epsilon(multiplier, steps, delta, relation)
+    return Accounted(multiplier, exact, "exact", 0.0) if exact <= best.epsilon else best
 
 
 def subsampled_gaussian_epsilon(
