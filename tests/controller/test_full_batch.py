@@ -352,7 +352,7 @@ def test_the_joint_sensitivity_of_moments_is_attained_and_not_exceeded() -> None
     for _ in range(20_000):
         x, z = rng.normal(size=(2, 2))
         x, z = x / max(np.linalg.norm(x), 1.0), z / max(np.linalg.norm(z), 1.0)
-        most = max(most, distance(x, rng.choice([-1, 1]), z, rng.choice([-1, 1])))
+        most = max(most, distance(x, float(rng.choice([-1, 1])), z, float(rng.choice([-1, 1]))))
     assert most <= math.sqrt(4.5) + 1e-12
     worst = distance(np.array([1.0, 0.0]), 1.0, np.array([0.5, math.sqrt(0.75)]), -1.0)
     assert worst == pytest.approx(math.sqrt(4.5))

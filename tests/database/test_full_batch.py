@@ -154,7 +154,11 @@ def slopes(name: str, scores: FloatArray, y: FloatArray, clip: float, h: float) 
 def test_slopes_are_those_of_the_oracles(name: str, outputs: int, clip: float) -> None:
     rng = np.random.default_rng(5)
     scores, h = rng.normal(0.0, 2.0, (200, outputs)), 0.4
-    y = rng.choice([-1.0, 1.0], 200) if outputs == 1 else rng.integers(0, outputs, 200).astype(np.float64)
+    y = (
+        rng.choice(np.array([-1.0, 1.0]), 200)
+        if outputs == 1
+        else rng.integers(0, outputs, 200).astype(np.float64)
+    )
     for row, label, found in zip(scores, y, slopes(name, scores, y, clip, h), strict=True):
         if name == "softmax":
             wanted = oracles.softmax(row, int(label))[1]

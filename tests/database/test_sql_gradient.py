@@ -523,7 +523,7 @@ def test_wide_gradient(connection: psycopg.Connection, form: str) -> None:
     draw = np.random.default_rng(12)
     x = np.zeros((300, d))
     x[np.arange(300)[:, np.newaxis], draw.integers(0, d, size=(300, 50))] = np.float32(0.1)
-    y = draw.choice([-1.0, 1.0], size=300)
+    y = draw.choice(np.array([-1.0, 1.0]), size=300)
     load(connection, pack(x, y, form, 5 if form == "dense" else 20))
     w = draw.normal(size=d)
     gradient, losses, rows = sums(connection, SUMS, w.tolist(), LOGISTIC)

@@ -56,7 +56,7 @@ def make_rows(n: int, d: int, loss: str, *, classes: int = 3, seed: int = 1) -> 
         return x, rng.integers(0, classes, size=n).astype(np.float64)
     if loss == "squared":
         return x, rng.uniform(-1, 1, size=n).astype(np.float32).astype(np.float64)
-    return x, rng.choice([-1.0, 1.0], size=n)
+    return x, rng.choice(np.array([-1.0, 1.0]), size=n)
 
 
 def load_rows(connection: psycopg.Connection, x: FloatArray, y: FloatArray, name: str = "rows") -> None:

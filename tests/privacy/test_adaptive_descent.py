@@ -68,7 +68,7 @@ def random_rows(rng: np.random.Generator, name: str, n: int) -> tuple[FloatArray
     x = rng.normal(size=(n, D))
     x *= LONGEST_ROW * rng.choice([1.0, 1.0, 0.3], size=(n, 1)) / np.linalg.norm(x, axis=1, keepdims=True)
     y = {"squared": rng.uniform(-1.0, 1.0, n), "softmax": rng.integers(3, size=n).astype(np.float64)}
-    return x.astype(np.float32).astype(np.float64), y.get(name, rng.choice([-1.0, 1.0], n))
+    return x.astype(np.float32).astype(np.float64), y.get(name, rng.choice(np.array([-1.0, 1.0]), n))
 
 
 def neighbour(

@@ -86,7 +86,7 @@ def random_rows(rng: np.random.Generator, n: int) -> FloatArray:
 
 
 def random_labels(rng: np.random.Generator, n: int) -> FloatArray:
-    return rng.choice([-1.0, 1.0], size=n)
+    return rng.choice(np.array([-1.0, 1.0]), size=n)
 
 
 def random_duals(rng: np.random.Generator, labels: FloatArray) -> FloatArray:

@@ -413,7 +413,8 @@ def random_whitener(
     """P, and its eigenvectors from the shortest to the longest of their images."""
     largest = float(rng.choice([1.0, rng.random(), 1e-3]))
     ridge = largest / (condition * condition - 1.0)
-    values = largest * rng.choice([rng.random(n_features), 10.0 ** rng.uniform(-12.0, 0.0, n_features)])
+    spectra = np.array([rng.random(n_features), 10.0 ** rng.uniform(-12.0, 0.0, n_features)])
+    values = largest * spectra[rng.integers(2)]
     values = np.sort(values)[::-1]
     values[0], values[-1] = largest, 0.0 if n_features > 1 else largest
     vectors = np.linalg.qr(rng.normal(size=(n_features, n_features)))[0]

@@ -116,7 +116,7 @@ def random_rows(rng: np.random.Generator, n: int) -> FloatArray:
 def random_labels(rng: np.random.Generator, task: str, n: int) -> FloatArray:
     if task == "multiclass":
         return rng.integers(3, size=n).astype(np.float64)
-    return rng.choice([-1.0, 1.0], size=n)
+    return rng.choice(np.array([-1.0, 1.0]), size=n)
 
 
 def problem_of(task: str, n_units: int, rows_per_unit: int, n_features: int = FEATURES) -> Problem:
