@@ -1064,11 +1064,26 @@ def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection)
         (first, "ben", f"role ben has made no request {first}: dpml request list shows"),
         (0, "ana", "Invalid value for 'ID'"),
         (2**63, "ana", "Invalid value for 'ID'"),
-        (first, "owner", "permission denied for function withdraw_request"),
+        (
+            first,
+            "owner",
+            "permission denied for function withdraw_request: only the role that made a request can withdraw "
+            "it, as a member of dpml_analyst; dpml dataset withdraw NAME ends the offer",
+        ),
+        (
+            first,
+            "eve",
+            'permission denied for function withdraw_request: it takes GRANT dpml_analyst TO "eve" '
+            "(dpml_curator, to train models and offer them), by a superuser",
+        ),
     ):
         refused = dpml("request", "withdraw", str(number), role=role)
         assert (refused.exit_code, refused.stdout) == (2, "")
         assert message in refused.stderr
+    for group in ("dataset", "request"):
+        told = dpml(group, "list", role="eve")
+        assert told.exit_code == 2
+        assert 'it takes GRANT dpml_analyst TO "eve" (dpml_curator, to train models and' in told.stderr
     third = ask(database, "m3")
     record = json.loads(dpml("request", "withdraw", str(third), "--format", "json").stdout)
     assert (record["id"], record["state"]) == (third, "withdrawn")
