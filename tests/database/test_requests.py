@@ -921,8 +921,15 @@ def test_nobody_withdraws_anything_else(database: str, connection: psycopg.Conne
     for number, role in ((waiting, "ben"), (10**9, "ben"), (None, "ben")):
         with pytest.raises(errors.NoDataFound, match=f"^role {role} has made no request {number or ''}"):
             withdraw_request(database, number, role)  # type: ignore[arg-type]
-    for number, state in ((done, "done"), (refused, "refused"), (withdrawn, "withdrawn")):
-        with pytest.raises(errors.ObjectNotInPrerequisiteState, match=f"{number} is {state} and cannot be"):
+    failed = ask(database, "m5")
+    connection.execute("UPDATE dpml.requests SET state = 'failed' WHERE id = %s", (failed,))
+    for number, state, reason in (
+        (done, "done", "is done and cannot be withdrawn, as its model was trained and charged"),
+        (refused, "refused", "was refused, and nothing was charged"),
+        (withdrawn, "withdrawn", "is already withdrawn, and nothing was charged"),
+        (failed, "failed", "has failed and cannot be withdrawn"),
+    ):
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match=f"^request {number} {reason}\n"):
             withdraw_request(database, number)
         assert outcome(connection, number)[0] == state
     for role in ("owner", "clerk", "eve"):
@@ -1060,7 +1067,7 @@ def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection)
         assert json.loads(found[0]["options"]) == TENTH
     assert dpml("request", "list", role="ben").stdout.startswith("No request")
     for number, role, message in (
-        (first, "ana", f"request {first} is withdrawn and cannot be withdrawn: dpml request list shows"),
+        (first, "ana", f"request {first} is already withdrawn, and nothing was charged: dpml request list"),
         (first, "ben", f"role ben has made no request {first}: dpml request list shows"),
         (0, "ana", "Invalid value for 'ID'"),
         (2**63, "ana", "Invalid value for 'ID'"),
@@ -1221,8 +1228,8 @@ def test_the_greater_fault_is_named_first(database: str, connection: psycopg.Con
 
     # when it is filed
     withdraw(database)
-    for dataset in ("nothing", "census"):
-        with pytest.raises(errors.UndefinedObject, match=f"no data set called {dataset} is offered"):
+    for dataset, fault in (("nothing", "no data set called"), ("census", "data set census was withdrawn")):
+        with pytest.raises(errors.UndefinedObject, match=f"^{fault}"):
             ask(database, "", "[]", dataset=dataset)
     register(database)
     # when it is served: the right, before what is asked for
@@ -1365,8 +1372,9 @@ def test_who_lost_the_right_is_refused(database: str, connection: psycopg.Connec
     waiting = ask(database, "m", role="ben")
     withdraw(database)
     assert outcome(connection, waiting) == ("refused", "the data set was withdrawn", None)
-    with pytest.raises(errors.UndefinedObject, match="no data set called census is offered"):
+    with pytest.raises(errors.UndefinedObject, match="data set census was withdrawn, and") as told:
         ask(database, "m")
+    assert str(told.value.diag.message_hint).startswith("Ask role owner, who registered it; SELECT")
     register(database)  # offered again: what was refused stays refused
     assert serve(database) == []
     assert entries(connection) == 0
@@ -1388,6 +1396,10 @@ def test_a_data_set_is_for_its_role_alone(database: str, connection: psycopg.Con
             assert datasets.list_datasets(session) == []
         with Database(of("ben", database)).session() as session:
             assert [found.spec for found in datasets.list_datasets(session)] == [SPEC]
+        withdraw(database, "heart")
+        for role, told in (("ben", "data set heart was withdrawn"), ("ana", "no data set called heart is")):
+            with pytest.raises(errors.UndefinedObject, match=f"^{told}"):
+                ask(database, "m", role=role, dataset="heart")
     finally:
         connection.execute("DROP ROLE cardiology")
     serve(database)
@@ -1420,6 +1432,20 @@ def test_a_service_serves_what_its_own_role_registered(database: str, connection
     )
     assert "permission denied for table people" in outcome(connection, request)[1]
     assert entries(connection) == 0
+
+
+@pytest.mark.one_major
+def test_an_owner_refuses_one_request(database: str, connection: psycopg.Connection) -> None:
+    """By hand, while it waits; what the service did not train is not done."""
+    offer(database)
+    request, kept = ask(database, "m"), ask(database, "m2")
+    with psycopg.connect(of("owner", database), autocommit=True) as owner:
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is waiting and cannot become done"):
+            owner.execute("UPDATE dpml.requests SET state = 'done'")
+        refuse = "UPDATE dpml.requests SET (state, message) = ('refused', 'no') WHERE state = 'waiting' AND id = %s"
+        assert owner.execute(refuse, (request,)).rowcount == 1
+    assert serve(database) == [f"request {kept} by 'ana' on 'census': done"]
+    assert outcome(connection, request) == ("refused", "no", None)
 
 
 def test_what_became_of_a_request_stays(database: str, connection: psycopg.Connection) -> None:

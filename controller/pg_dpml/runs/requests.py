@@ -126,7 +126,7 @@ def withdraw_request(session: Session, number: int) -> Request:
     )
     if isinstance(refused, DpmlError):
         if type(refused) is DpmlError and refused.cause is None:
-            raise SpecError(f"{refused}: dpml request list shows which of yours are waiting")
+            raise SpecError(f"{refused}: dpml request list shows which requests are waiting")
         raise refused
     return next(one for one in list_requests(session) if one.id == number)
 
