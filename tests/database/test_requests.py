@@ -760,8 +760,11 @@ BAD_OPTIONS = {
     '{"method": "primal-dp-scd", "passes": 500, "coordinates": 1}}': r"would read the table \d{4,} times",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on", "lambda": 1e999}}': "lambda must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-sgd", "batch_size": 100000}}': "batch",
-    '{"privacy": {"epsilon": 0.51}}': "epsilon must be at most 0.5 a request, not 0.51",
-    '{"privacy": {"epsilon": 101}}': "epsilon must be at most 0.5 a request, not 101",
+    '{"privacy": {"epsilon": 0.51}}': (
+        r"^epsilon must be at most 0\.5, as data set census \(registered by role owner\) has it, and this "
+        r"request asks for 0\.51: nothing was charged$"
+    ),
+    '{"privacy": {"epsilon": 101}}': "epsilon must be at most 0.5, as data set census .* asks for 101: ",
     '{"privacy": ' + "[" * 4000 + "]" * 4000 + "}": "options|privacy",
 }
 
@@ -1184,6 +1187,29 @@ def test_a_run_under_way_does_not_hold_up_the_closing(database: str, connection:
 
 
 @pytest.mark.one_major
+def test_what_was_charged_before_the_limits_changed_stays_charged(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ended after the charge, and the offer of now does not allow what was asked for."""
+    offer(database)
+    request = ask(database, "m")
+
+    def train_and_die(*arguments: Any, **more: Any) -> None:
+        train_model(*arguments, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(requests, "train_model", train_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        serve(database)
+    monkeypatch.undo()
+    register(database, max_epsilon=Decimal("0.05"))
+    serve(database)
+    state, message, charge = outcome(connection, request)
+    assert state == "failed"
+    assert message.endswith(f"asks for 0.1; entry {charge} of dpml.ledger stays charged")
+
+
+@pytest.mark.one_major
 def test_what_was_charged_before_the_closing_is_done(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1254,7 +1280,7 @@ def test_the_greater_fault_is_named_first(database: str, connection: psycopg.Con
     assert [line.rsplit(": ")[-1] for line in serve(database)] == ["done", "done"]
     misspelt = {"privacy": far["privacy"], "training": {"method": "bolt"}}
     assert asked(misspelt).startswith("method must be one of")
-    assert asked(far) == "epsilon must be at most 0.5 a request, not 3"
+    assert asked(far).startswith("epsilon must be at most 0.5, as data set census (registered by role owner)")
     within = {"epsilon": 0.5, "delta": 0.01}
     assert asked({"privacy": within, "training": {"method": "bolt-on"}}).startswith(
         "delta must be from 0 to 0.001"
@@ -1442,8 +1468,8 @@ def test_an_owner_refuses_one_request(database: str, connection: psycopg.Connect
     with psycopg.connect(of("owner", database), autocommit=True) as owner:
         with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is waiting and cannot become done"):
             owner.execute("UPDATE dpml.requests SET state = 'done'")
-        refuse = "UPDATE dpml.requests SET (state, message) = ('refused', 'no') WHERE state = 'waiting' AND id = %s"
-        assert owner.execute(refuse, (request,)).rowcount == 1
+        refuse = "UPDATE dpml.requests SET state = 'refused', message = 'no' WHERE id = %s AND state = %s"
+        assert owner.execute(refuse, (request, "waiting")).rowcount == 1
     assert serve(database) == [f"request {kept} by 'ana' on 'census': done"]
     assert outcome(connection, request) == ("refused", "no", None)
 
