@@ -682,7 +682,8 @@ BEGIN ATOMIC
 	INSERT INTO dpml.requests (dataset, model, options) VALUES (dataset, model, options) RETURNING id;
 END;
 COMMENT ON FUNCTION dpml.request(text, text, jsonb) IS
-'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it';
+'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it
+It returns the number of the request, also of one that will be refused. dpml.help(''requests'') has examples.';
 GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
 
 -- An UPDATE right would be one to lock rows that the service is at. So who withdraws a request names it in a row, as who
@@ -787,7 +788,7 @@ BEGIN
 END
 $$;
 COMMENT ON PROCEDURE dpml.train(text, text, jsonb) IS
-'dpml.request, and waits until the model is there; an error if it was refused or withdrawn, or failed';
+'requests a model as dpml.request does, and waits for it; an error if the request was refused or withdrawn, or failed';
 GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 
 --

@@ -1052,7 +1052,7 @@ def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection)
     def dpml(*arguments: str, role: str = "ana") -> Any:
         return CliRunner().invoke(app, [*arguments, "--dsn", of(role, database)])
 
-    assert dpml("request", "list").stdout.startswith("No request was made by this role")
+    assert dpml("request", "list").stdout.startswith("This role made no request, and")
     first, second = ask(database, "m"), ask(database, "m 2\n", {"privacy": {"epsilon": 3}})
     taken_back = dpml("request", "withdraw", str(first))
     line = rf"{first}  \S+ \S+ \S+  withdrawn  model m of census for role ana\n"
@@ -1068,7 +1068,7 @@ def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection)
             (second, "refused", None),
         ]
         assert json.loads(found[0]["options"]) == TENTH
-    assert dpml("request", "list", role="ben").stdout.startswith("No request")
+    assert dpml("request", "list", role="ben").stdout.startswith("This role made no request")
     for number, role, message in (
         (first, "ana", f"request {first} is already withdrawn, and nothing was charged: dpml request list"),
         (first, "ben", f"role ben has made no request {first}: dpml request list shows"),
