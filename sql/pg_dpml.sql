@@ -526,7 +526,8 @@ COMMENT ON COLUMN dpml.datasets.source_owner IS 'owner of the table: one of this
 COMMENT ON COLUMN dpml.datasets.spec IS 'label, columns, filter and unit of privacy: the data spec as TOML';
 COMMENT ON COLUMN dpml.datasets.min_epsilon IS
 'what one request costs at least: epsilon at the budget''s delta, by its rule';
-COMMENT ON COLUMN dpml.datasets.max_epsilon IS 'largest epsilon of one request';
+COMMENT ON COLUMN dpml.datasets.max_epsilon IS
+'largest epsilon that one request may ask for, and what it costs at most: epsilon at the budget''s delta, by its rule';
 COMMENT ON COLUMN dpml.datasets.min_delta IS 'least delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_delta IS 'largest delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes over the table that one request may take';

@@ -43,7 +43,8 @@ def register(
         typer.Option(help="What a request must cost at least. Default: as before, or the budget's."),
     ] = None,
     max_epsilon: Annotated[
-        str | None, typer.Option(help="Largest epsilon of one request. Default: as before, or the budget's.")
+        str | None,
+        typer.Option(help="Most that a request may ask for and cost. Default: as before, or the budget's."),
     ] = None,
     min_delta: Annotated[
         str | None, typer.Option(help="Least delta of one request. Default: as before, or the budget's.")
