@@ -526,7 +526,8 @@ COMMENT ON COLUMN dpml.datasets.source_owner IS 'owner of the table: one of this
 COMMENT ON COLUMN dpml.datasets.spec IS 'label, columns, filter and unit of privacy: the data spec as TOML';
 COMMENT ON COLUMN dpml.datasets.min_epsilon IS
 'what one request costs at least: epsilon at the budget''s delta, by its rule';
-COMMENT ON COLUMN dpml.datasets.max_epsilon IS 'largest epsilon of one request';
+COMMENT ON COLUMN dpml.datasets.max_epsilon IS
+'largest epsilon that one request may ask for, and what it costs at most: epsilon at the budget''s delta, by its rule';
 COMMENT ON COLUMN dpml.datasets.min_delta IS 'least delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_delta IS 'largest delta of one request';
 COMMENT ON COLUMN dpml.datasets.max_passes IS 'most passes over the table that one request may take';
@@ -614,11 +615,12 @@ CREATE POLICY serve ON dpml.requests FOR UPDATE USING (EXISTS (
 CREATE FUNCTION dpml.check_request() RETURNS trigger
 	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
 DECLARE
-	closed_by name;
+	ended_by name;
 BEGIN
 	IF TG_OP = 'UPDATE' THEN
 		IF OLD.state NOT IN ('waiting', 'running') OR NEW.state = 'waiting'
-				OR (NEW.state = 'withdrawn' AND OLD.state <> 'waiting') THEN
+				OR (NEW.state = 'withdrawn' AND OLD.state <> 'waiting')
+				OR (NEW.state = 'done' AND OLD.state <> 'running') THEN
 			RAISE EXCEPTION 'request % is % and cannot become %', OLD.id, OLD.state, NEW.state
 				USING ERRCODE = 'object_not_in_prerequisite_state';
 		END IF;
@@ -631,14 +633,21 @@ BEGIN
 		END IF;
 		RETURN NEW;
 	END IF;
-	SELECT c.registered_by INTO closed_by FROM dpml.closed_datasets c WHERE c.name = NEW.dataset;
+	SELECT c.registered_by INTO ended_by FROM dpml.closed_datasets c WHERE c.name = NEW.dataset;
 	IF FOUND THEN
 		RAISE EXCEPTION 'the budget of data set % is closed, and no model of it can be requested', left(NEW.dataset, 200)
 			USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format(
-				'Ask role %s, who registered it; SELECT name FROM dpml.datasets WHERE offered lists other data sets.', closed_by);
+				'Ask role %s, who registered it; SELECT name FROM dpml.datasets WHERE offered lists other data sets.', ended_by);
 	END IF;
 	IF NOT EXISTS (SELECT FROM dpml.datasets d JOIN pg_roles r ON r.rolname = d.role
 			WHERE d.name = NEW.dataset AND d.offered AND pg_has_role(r.oid, 'USAGE')) THEN
+		SELECT d.registered_by INTO ended_by FROM dpml.datasets d	-- which row-level security lets the role see
+			WHERE d.name = NEW.dataset AND NOT d.offered;
+		IF FOUND THEN
+			RAISE EXCEPTION 'data set % was withdrawn, and no model of it can be requested', left(NEW.dataset, 200)
+				USING ERRCODE = 'undefined_object', HINT = format(
+					'Ask role %s, who registered it; SELECT name FROM dpml.datasets WHERE offered lists other data sets.', ended_by);
+		END IF;
 		RAISE EXCEPTION 'no data set called % is offered to role %', left(NEW.dataset, 200), current_user
 			USING ERRCODE = 'undefined_object', HINT = 'SELECT name FROM dpml.datasets WHERE offered lists those that are.';
 	END IF;
@@ -674,7 +683,8 @@ BEGIN ATOMIC
 	INSERT INTO dpml.requests (dataset, model, options) VALUES (dataset, model, options) RETURNING id;
 END;
 COMMENT ON FUNCTION dpml.request(text, text, jsonb) IS
-'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it';
+'asks for a model of a data set that the caller need not be able to read; see dpml.requests for what becomes of it
+It returns the number of the request, also of one that will be refused. dpml.help(''requests'') has examples.';
 GRANT EXECUTE ON FUNCTION dpml.request(text, text, jsonb) TO dpml_analyst;
 
 -- An UPDATE right would be one to lock rows that the service is at. So who withdraws a request names it in a row, as who
@@ -709,10 +719,15 @@ BEGIN
 	-- An error, not an answer: it gives up a lock on a row that the service has changed meanwhile.
 	IF found_state IS NULL THEN
 		RAISE EXCEPTION 'role % has made no request %', NEW.withdrawn_by, NEW.request
-			USING ERRCODE = 'no_data_found', HINT = 'SELECT id, model, state FROM dpml.requests lists your requests.';
+			USING ERRCODE = 'no_data_found', HINT = 'SELECT id, model, state FROM dpml.requests ORDER BY id lists your requests.';
 	END IF;
-	RAISE EXCEPTION 'request % is % and cannot be withdrawn', NEW.request, found_state
-		USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Only a request that is waiting can be.';
+	RAISE EXCEPTION 'request % %', NEW.request, CASE found_state
+			WHEN 'running' THEN 'is running and cannot be withdrawn, as the service has taken it, and charges it unless it is refused'
+			WHEN 'done' THEN 'is done and cannot be withdrawn, as its model was trained and charged'
+			WHEN 'withdrawn' THEN 'is already withdrawn, and nothing was charged'
+			WHEN 'refused' THEN 'was refused, and nothing was charged'
+			ELSE 'has failed and cannot be withdrawn' END
+		USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Only a request that is waiting can be withdrawn.';
 END
 $$;
 COMMENT ON FUNCTION dpml.carry_out_withdrawal() IS
@@ -774,7 +789,7 @@ BEGIN
 END
 $$;
 COMMENT ON PROCEDURE dpml.train(text, text, jsonb) IS
-'dpml.request, and waits until the model is there; an error if it was refused or withdrawn, or failed';
+'requests a model as dpml.request does, and waits for it; an error if the request was refused or withdrawn, or failed';
 GRANT EXECUTE ON PROCEDURE dpml.train(text, text, jsonb) TO dpml_analyst;
 
 --

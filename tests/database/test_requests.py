@@ -760,8 +760,11 @@ BAD_OPTIONS = {
     '{"method": "primal-dp-scd", "passes": 500, "coordinates": 1}}': r"would read the table \d{4,} times",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "bolt-on", "lambda": 1e999}}': "lambda must be",
     '{"privacy": {"epsilon": 0.1}, "training": {"method": "dp-sgd", "batch_size": 100000}}': "batch",
-    '{"privacy": {"epsilon": 0.51}}': "epsilon must be at most 0.5 a request, not 0.51",
-    '{"privacy": {"epsilon": 101}}': "epsilon must be at most 0.5 a request, not 101",
+    '{"privacy": {"epsilon": 0.51}}': (
+        r"^epsilon must be at most 0\.5, as data set census \(registered by role owner\) has it, and this "
+        r"request asks for 0\.51: nothing was charged$"
+    ),
+    '{"privacy": {"epsilon": 101}}': "epsilon must be at most 0.5, as data set census .* asks for 101: ",
     '{"privacy": ' + "[" * 4000 + "]" * 4000 + "}": "options|privacy",
 }
 
@@ -921,8 +924,15 @@ def test_nobody_withdraws_anything_else(database: str, connection: psycopg.Conne
     for number, role in ((waiting, "ben"), (10**9, "ben"), (None, "ben")):
         with pytest.raises(errors.NoDataFound, match=f"^role {role} has made no request {number or ''}"):
             withdraw_request(database, number, role)  # type: ignore[arg-type]
-    for number, state in ((done, "done"), (refused, "refused"), (withdrawn, "withdrawn")):
-        with pytest.raises(errors.ObjectNotInPrerequisiteState, match=f"{number} is {state} and cannot be"):
+    failed = ask(database, "m5")
+    connection.execute("UPDATE dpml.requests SET state = 'failed' WHERE id = %s", (failed,))
+    for number, state, reason in (
+        (done, "done", "is done and cannot be withdrawn, as its model was trained and charged"),
+        (refused, "refused", "was refused, and nothing was charged"),
+        (withdrawn, "withdrawn", "is already withdrawn, and nothing was charged"),
+        (failed, "failed", "has failed and cannot be withdrawn"),
+    ):
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match=f"^request {number} {reason}\n"):
             withdraw_request(database, number)
         assert outcome(connection, number)[0] == state
     for role in ("owner", "clerk", "eve"):
@@ -1042,7 +1052,7 @@ def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection)
     def dpml(*arguments: str, role: str = "ana") -> Any:
         return CliRunner().invoke(app, [*arguments, "--dsn", of(role, database)])
 
-    assert dpml("request", "list").stdout.startswith("No request was made by this role")
+    assert dpml("request", "list").stdout.startswith("This role made no request, and")
     first, second = ask(database, "m"), ask(database, "m 2\n", {"privacy": {"epsilon": 3}})
     taken_back = dpml("request", "withdraw", str(first))
     line = rf"{first}  \S+ \S+ \S+  withdrawn  model m of census for role ana\n"
@@ -1058,17 +1068,32 @@ def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection)
             (second, "refused", None),
         ]
         assert json.loads(found[0]["options"]) == TENTH
-    assert dpml("request", "list", role="ben").stdout.startswith("No request")
+    assert dpml("request", "list", role="ben").stdout.startswith("This role made no request")
     for number, role, message in (
-        (first, "ana", f"request {first} is withdrawn and cannot be withdrawn: dpml request list shows"),
+        (first, "ana", f"request {first} is already withdrawn, and nothing was charged: dpml request list"),
         (first, "ben", f"role ben has made no request {first}: dpml request list shows"),
         (0, "ana", "Invalid value for 'ID'"),
         (2**63, "ana", "Invalid value for 'ID'"),
-        (first, "owner", "permission denied for function withdraw_request"),
+        (
+            first,
+            "owner",
+            "permission denied for function withdraw_request: only the role that made a request can withdraw "
+            "it, as a member of dpml_analyst; dpml dataset withdraw NAME ends the offer",
+        ),
+        (
+            first,
+            "eve",
+            'permission denied for function withdraw_request: it takes GRANT dpml_analyst TO "eve" '
+            "(dpml_curator, to train models and offer them), by a superuser",
+        ),
     ):
         refused = dpml("request", "withdraw", str(number), role=role)
         assert (refused.exit_code, refused.stdout) == (2, "")
         assert message in refused.stderr
+    for group in ("dataset", "request"):
+        told = dpml(group, "list", role="eve")
+        assert told.exit_code == 2
+        assert 'it takes GRANT dpml_analyst TO "eve" (dpml_curator, to train models and' in told.stderr
     third = ask(database, "m3")
     record = json.loads(dpml("request", "withdraw", str(third), "--format", "json").stdout)
     assert (record["id"], record["state"]) == (third, "withdrawn")
@@ -1162,6 +1187,29 @@ def test_a_run_under_way_does_not_hold_up_the_closing(database: str, connection:
 
 
 @pytest.mark.one_major
+def test_what_was_charged_before_the_limits_changed_stays_charged(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ended after the charge, and the offer of now does not allow what was asked for."""
+    offer(database)
+    request = ask(database, "m")
+
+    def train_and_die(*arguments: Any, **more: Any) -> None:
+        train_model(*arguments, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(requests, "train_model", train_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        serve(database)
+    monkeypatch.undo()
+    register(database, max_epsilon=Decimal("0.05"))
+    serve(database)
+    state, message, charge = outcome(connection, request)
+    assert state == "failed"
+    assert message.endswith(f"asks for 0.1; entry {charge} of dpml.ledger stays charged")
+
+
+@pytest.mark.one_major
 def test_what_was_charged_before_the_closing_is_done(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1206,8 +1254,8 @@ def test_the_greater_fault_is_named_first(database: str, connection: psycopg.Con
 
     # when it is filed
     withdraw(database)
-    for dataset in ("nothing", "census"):
-        with pytest.raises(errors.UndefinedObject, match=f"no data set called {dataset} is offered"):
+    for dataset, fault in (("nothing", "no data set called"), ("census", "data set census was withdrawn")):
+        with pytest.raises(errors.UndefinedObject, match=f"^{fault}"):
             ask(database, "", "[]", dataset=dataset)
     register(database)
     # when it is served: the right, before what is asked for
@@ -1232,7 +1280,7 @@ def test_the_greater_fault_is_named_first(database: str, connection: psycopg.Con
     assert [line.rsplit(": ")[-1] for line in serve(database)] == ["done", "done"]
     misspelt = {"privacy": far["privacy"], "training": {"method": "bolt"}}
     assert asked(misspelt).startswith("method must be one of")
-    assert asked(far) == "epsilon must be at most 0.5 a request, not 3"
+    assert asked(far).startswith("epsilon must be at most 0.5, as data set census (registered by role owner)")
     within = {"epsilon": 0.5, "delta": 0.01}
     assert asked({"privacy": within, "training": {"method": "bolt-on"}}).startswith(
         "delta must be from 0 to 0.001"
@@ -1350,8 +1398,9 @@ def test_who_lost_the_right_is_refused(database: str, connection: psycopg.Connec
     waiting = ask(database, "m", role="ben")
     withdraw(database)
     assert outcome(connection, waiting) == ("refused", "the data set was withdrawn", None)
-    with pytest.raises(errors.UndefinedObject, match="no data set called census is offered"):
+    with pytest.raises(errors.UndefinedObject, match="data set census was withdrawn, and") as told:
         ask(database, "m")
+    assert str(told.value.diag.message_hint).startswith("Ask role owner, who registered it; SELECT")
     register(database)  # offered again: what was refused stays refused
     assert serve(database) == []
     assert entries(connection) == 0
@@ -1373,6 +1422,10 @@ def test_a_data_set_is_for_its_role_alone(database: str, connection: psycopg.Con
             assert datasets.list_datasets(session) == []
         with Database(of("ben", database)).session() as session:
             assert [found.spec for found in datasets.list_datasets(session)] == [SPEC]
+        withdraw(database, "heart")
+        for role, told in (("ben", "data set heart was withdrawn"), ("ana", "no data set called heart is")):
+            with pytest.raises(errors.UndefinedObject, match=f"^{told}"):
+                ask(database, "m", role=role, dataset="heart")
     finally:
         connection.execute("DROP ROLE cardiology")
     serve(database)
@@ -1405,6 +1458,20 @@ def test_a_service_serves_what_its_own_role_registered(database: str, connection
     )
     assert "permission denied for table people" in outcome(connection, request)[1]
     assert entries(connection) == 0
+
+
+@pytest.mark.one_major
+def test_an_owner_refuses_one_request(database: str, connection: psycopg.Connection) -> None:
+    """By hand, while it waits; what the service did not train is not done."""
+    offer(database)
+    request, kept = ask(database, "m"), ask(database, "m2")
+    with psycopg.connect(of("owner", database), autocommit=True) as owner:
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is waiting and cannot become done"):
+            owner.execute("UPDATE dpml.requests SET state = 'done'")
+        refuse = "UPDATE dpml.requests SET state = 'refused', message = 'no' WHERE id = %s AND state = %s"
+        assert owner.execute(refuse, (request, "waiting")).rowcount == 1
+    assert serve(database) == [f"request {kept} by 'ana' on 'census': done"]
+    assert outcome(connection, request) == ("refused", "no", None)
 
 
 def test_what_became_of_a_request_stays(database: str, connection: psycopg.Connection) -> None:

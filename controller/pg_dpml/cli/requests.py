@@ -19,7 +19,11 @@ from pg_dpml.spec.files import read_text
 group = typer.Typer(help="Offer models of a data set to a role that may not read it.", no_args_is_help=True)
 app.add_typer(group, name="dataset")
 
-asked = typer.Typer(help="See and withdraw requests of models, made by dpml.request.", no_args_is_help=True)
+asked = typer.Typer(
+    help="See and withdraw requests of models. They are made in SQL by SELECT dpml.request(...), which "
+    "SELECT dpml.help('requests') explains.",
+    no_args_is_help=True,
+)
 app.add_typer(asked, name="request")
 
 DataSet = Annotated[str, typer.Argument(metavar="DATASET", help="Name of the data set and its budget.")]
@@ -39,7 +43,8 @@ def register(
         typer.Option(help="What a request must cost at least. Default: as before, or the budget's."),
     ] = None,
     max_epsilon: Annotated[
-        str | None, typer.Option(help="Largest epsilon of one request. Default: as before, or the budget's.")
+        str | None,
+        typer.Option(help="Most that a request may ask for and cost. Default: as before, or the budget's."),
     ] = None,
     min_delta: Annotated[
         str | None, typer.Option(help="Least delta of one request. Default: as before, or the budget's.")
@@ -100,8 +105,8 @@ def list_requests(output: Output) -> None:
     with output.session() as session:
         found = requests.list_requests(session)
     text = "\n".join(map(_request_text, found)) or (
-        "No request was made by this role, or of a data set of it: SELECT dpml.request(...) makes one, as "
-        "SELECT dpml.help('requests') explains."
+        "This role made no request, and there is none for a data set that it registered: SELECT "
+        "dpml.request(...) makes one, as SELECT dpml.help('requests') explains."
     )
     output.print(text, {"requests": [_request_record(one) for one in found]})
 

@@ -32,6 +32,9 @@ class _Fix:
     joint: str
 
 
+_FOR_ANALYSTS = ("datasets", "closed_datasets", "requests", "withdraw_request")
+"""What the commands of those who request models use, of the schema dpml."""
+
 # Tables, functions and schemas that a message names and the role may not use, the likeliest first; `ours`:
 # the extension's.
 _DENIED = sql.SQL("""
@@ -82,10 +85,22 @@ def _fix(session: Session, message: str) -> _Fix | None:
         return None
     oid, name, schema, ours, role = named[0]
     grantee = sql.Identifier(role).as_string()
+    if ours and name == "withdraw_request" and _is_member(session, "dpml_curator"):
+        return _Fix(
+            ": only the role that made a request can withdraw it, as a member of dpml_analyst; dpml dataset "
+            "withdraw NAME ends the offer of a data set, and refuses all requests of it that wait",
+            "",
+        )
     if ours and _is_analyst(session):
         # Who is not the one to ask for a curator's rights.
         return _Fix(
             ": only curators (members of dpml_curator) may do that; ask the owner of the data", ", or "
+        )
+    if ours and name in _FOR_ANALYSTS:
+        return _Fix(
+            f": it takes GRANT dpml_analyst TO {grantee} (dpml_curator, to train models and offer them), by "
+            "a superuser",
+            "",
         )
     if ours:
         return _Fix(
@@ -105,6 +120,18 @@ def _fix(session: Session, message: str) -> _Fix | None:
         )
     thing = sql.Identifier(*([] if visible else [schema]), name).as_string()
     return _Fix(f": it takes GRANT SELECT ON {thing} TO {grantee}, by its owner", "; without it, ")
+
+
+def _is_member(session: Session, role: str) -> bool:
+    """Whether the current role has the rights of another, which need not exist."""
+    (member,) = session.fetch_one(
+        sql.SQL(
+            "SELECT coalesce(pg_catalog.pg_has_role(pg_catalog.to_regrole(%(role)s)::pg_catalog.oid, "
+            "'USAGE'), false)"
+        ),
+        {"role": role},
+    )
+    return bool(member)
 
 
 def _is_analyst(session: Session) -> bool:

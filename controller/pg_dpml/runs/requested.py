@@ -8,6 +8,7 @@ from dataclasses import fields
 from decimal import Decimal
 
 from pg_dpml.errors import SpecError
+from pg_dpml.ledger.terms import Terms, short
 from pg_dpml.runs.grid import train_options
 from pg_dpml.spec.checks import as_choice, as_table, require_known
 from pg_dpml.spec.privacy import PrivacySpec
@@ -19,15 +20,15 @@ __all__ = [
 ]
 
 
-def read_options(text: str, max_epsilon: Decimal) -> tuple[PrivacySpec, TrainSpec]:
+def read_options(text: str, terms: Terms) -> tuple[PrivacySpec, TrainSpec]:
     """Privacy and training of a request: a JSON object of somebody who is not trusted.
 
     Parameters
     ----------
     text : str
         {"privacy": {"epsilon": ..., ...}, "training": {"method": ..., ...}}, named as in a grid file.
-    max_epsilon : Decimal
-        Largest epsilon of a request.
+    terms : Terms
+        Those of the data set. Their max_epsilon is also the largest epsilon that may be asked for.
 
     Returns
     -------
@@ -52,8 +53,12 @@ def read_options(text: str, max_epsilon: Decimal) -> tuple[PrivacySpec, TrainSpe
     training = TrainSpec(**options)
     if type(privacy["epsilon"]) in (int, float):
         epsilon = Decimal(repr(privacy["epsilon"]))
-        if max_epsilon < epsilon < Decimal("1e300"):  # else it is refused below, as no number for a computer
-            raise SpecError(f"epsilon must be at most {max_epsilon:.12g} a request, not {epsilon:.12g}")
+        most = terms.max_epsilon
+        if most < epsilon < Decimal("1e300"):  # else it is refused below, as no number for a computer
+            raise SpecError(
+                f"epsilon must be at most {short(most)}, as {terms.source} has it, and this request asks "
+                f"for {epsilon:.12g}: nothing was charged"
+            )
     return PrivacySpec(**privacy), training
 
 

@@ -126,7 +126,7 @@ def withdraw_request(session: Session, number: int) -> Request:
     )
     if isinstance(refused, DpmlError):
         if type(refused) is DpmlError and refused.cause is None:
-            raise SpecError(f"{refused}: dpml request list shows which of yours are waiting")
+            raise SpecError(f"{refused}: dpml request list shows which requests are waiting")
         raise refused
     return next(one for one in list_requests(session) if one.id == number)
 
@@ -282,8 +282,12 @@ def _answer(database: Database, request: _Taken) -> _Outcome:
         charge = _charge(database, request)
         if charge is None:
             return _Outcome("refused", message, None, str(error))
+        # Charged before an earlier service ended, which the error does not know.
         spent = f"; entry {charge} of dpml.ledger stays charged"
-        return _Outcome("failed", message + spent, charge, f"{error}{spent}")
+        message, reason = (
+            text.removesuffix(": nothing was charged") + spent for text in (message, str(error))
+        )
+        return _Outcome("failed", message, charge, reason)
     except Exception as error:
         charge = _charge(database, request)
         spent = "nothing was charged" if charge is None else f"entry {charge} of dpml.ledger stays charged"
@@ -300,7 +304,7 @@ def _train(database: Database, request: _Taken) -> None:
             _require_trainable(session, dataset, request)
         except (SpecError, GuaranteeError, BudgetError) as error:
             raise type(error)(str(error), plain=_advised(request, error.plain)) from None
-    privacy, training = read_options(request.options, dataset.max_epsilon)
+    privacy, training = read_options(request.options, dataset.terms)
     passes = training.get("passes")
     if passes is not None:  # before a plan is made, which could take long
         dataset.terms.require_passes(passes)
