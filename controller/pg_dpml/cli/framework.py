@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from importlib.metadata import version
@@ -115,12 +115,16 @@ def say(text: str) -> None:
 
 def could_not_write(error: OSError) -> int:
     """Say why standard output took nothing; the exit code. A reader that has left, as `head` does, knows."""
-    # What is left in the buffer would be tried again, and fail again, when Python ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _give_up(1)
     if error.errno == errno.EPIPE:
         return EXIT_PIPE
     warn(f"standard output cannot be written, though all else is done: {error.strerror}")
     return DpmlError.exit_code
+
+
+def _give_up(descriptor: int) -> None:
+    """Send a stream that took nothing to nowhere: Python writes what its buffer holds when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def warn(text: str) -> None:
@@ -132,9 +136,11 @@ def note(text: str) -> None:
     """As `warn`, of what is no line of its own."""
     progress.pause()
     if sys.stderr is not None:
-        with suppress(OSError):
+        try:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
+        except OSError:
+            _give_up(2)
 
 
 def require_folder(file: Path) -> None:
