@@ -160,12 +160,12 @@ def test_distribution_of_the_noise(noise: str) -> None:
         ]
     )
     if noise == "gaussian":
-        assert stats.kstest(moves.reshape(-1), "norm", args=(0.0, SCALE)).pvalue >= SMALLEST_P
-        assert stats.kstest(np.sum(moves**2, axis=1) / SCALE**2, "chi2", args=(d,)).pvalue >= SMALLEST_P
+        assert stats.kstest(moves.reshape(-1) / SCALE, "norm").pvalue >= SMALLEST_P
+        assert stats.kstest(np.sum(moves**2, axis=1) / SCALE**2, stats.chi2(d).cdf).pvalue >= SMALLEST_P
     else:
         radius = np.linalg.norm(moves, axis=1)
-        assert stats.kstest(radius, "gamma", args=(d, 0.0, SCALE)).pvalue >= SMALLEST_P
-        assert stats.kstest(moves[:, 0] / radius, "uniform", args=(-1.0, 2.0)).pvalue >= SMALLEST_P
+        assert stats.kstest(radius / SCALE, stats.gamma(d).cdf).pvalue >= SMALLEST_P
+        assert stats.kstest(moves[:, 0] / radius, stats.uniform(-1.0, 2.0).cdf).pvalue >= SMALLEST_P
 
 
 def test_sum_and_noise_lie_on_the_grid() -> None:
