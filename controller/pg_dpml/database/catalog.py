@@ -22,8 +22,8 @@ __all__ = ["SourceTable", "look_up_table", "offer_schema", "owner_of"]
 # `lent`: an object that is read or called, its owner, and a right of the session's role that the owner lacks.
 _TABLE = READ_OBJECTS + sql.SQL("""
     SELECT c.oid, n.nspname, c.relname, c.relkind::text,
-        (SELECT pg_catalog.bool_or((SELECT t.relrowsecurity FROM pg_catalog.pg_class t
-            WHERE t.tableoid = r.class AND t.oid = r.object)) FROM read r WHERE r.named),
+        (SELECT pg_catalog.bool_or(t.relrowsecurity) FROM read r
+            JOIN pg_catalog.pg_class t ON t.tableoid = r.class AND t.oid = r.object WHERE r.named),
         pg_catalog.pg_is_other_temp_schema(n.oid), lent.*
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN LATERAL (
@@ -31,22 +31,21 @@ _TABLE = READ_OBJECTS + sql.SQL("""
             pg_catalog.concat(m.rolname, CASE WHEN m.rolsuper THEN ' (SUPERUSER)'
                 WHEN m.rolcreaterole THEN ' (CREATEROLE)' WHEN m.rolbypassrls THEN ' (BYPASSRLS)'
                 WHEN m.rolreplication THEN ' (REPLICATION)' END)
-        FROM read r, LATERAL (
-            SELECT t.relowner FROM pg_catalog.pg_class t
-            WHERE t.tableoid = r.class AND t.oid = r.object AND t.relkind NOT IN ('i', 'I')
-            UNION ALL SELECT p.proowner FROM pg_catalog.pg_proc p
-            WHERE p.tableoid = r.class AND p.oid = r.object
-            UNION ALL SELECT y.typowner FROM pg_catalog.pg_type y
-            WHERE y.tableoid = r.class AND y.oid = r.object AND y.typtype = 'd'
-        ) o (owner)
+        FROM read r
+        JOIN (
+            SELECT t.tableoid, t.oid, t.relowner FROM pg_catalog.pg_class t
+            WHERE t.relkind NOT IN ('i', 'I')
+            UNION ALL SELECT p.tableoid, p.oid, p.proowner FROM pg_catalog.pg_proc p
+            UNION ALL SELECT y.tableoid, y.oid, y.typowner FROM pg_catalog.pg_type y WHERE y.typtype = 'd'
+        ) o (class, object, owner) ON o.class = r.class AND o.object = r.object
         JOIN pg_catalog.pg_roles m
             ON (m.rolsuper OR m.rolcreaterole OR m.rolbypassrls OR m.rolreplication
                 OR m.rolname IN ('pg_read_server_files', 'pg_write_server_files',
                     'pg_execute_server_program', 'pg_read_all_data', 'pg_write_all_data'))
             AND pg_catalog.pg_has_role(session_user, m.oid, 'MEMBER')
             AND NOT pg_catalog.pg_has_role(o.owner, m.oid, 'MEMBER'),
-        LATERAL pg_catalog.pg_identify_object(r.class, r.object, 0) i
-        ORDER BY r.class <> c.tableoid, r.object <> c.oid, i.identity,
+        LATERAL pg_catalog.pg_identify_object(o.class, o.object, 0) i
+        ORDER BY o.class <> c.tableoid, o.object <> c.oid, i.identity,
             NOT m.rolsuper, m.rolname <> session_user, m.rolname
         LIMIT 1
     ) lent ON true
