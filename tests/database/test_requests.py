@@ -1186,11 +1186,8 @@ def test_a_run_under_way_does_not_hold_up_the_closing(database: str, connection:
     assert outcome(connection, next_one)[0] == "refused"
 
 
-@pytest.mark.one_major
-def test_what_was_charged_before_the_limits_changed_stays_charged(
-    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The service ended after the charge, and the offer of now does not allow what was asked for."""
+def charged_and_left(database: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A request whose model was stored by a service that ended before it said so."""
     offer(database)
     request = ask(database, "m")
 
@@ -1202,6 +1199,15 @@ def test_what_was_charged_before_the_limits_changed_stays_charged(
     with pytest.raises(KeyboardInterrupt):
         serve(database)
     monkeypatch.undo()
+    return request
+
+
+@pytest.mark.one_major
+def test_what_was_charged_before_the_limits_changed_stays_charged(
+    database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ended after the charge, and the offer of now does not allow what was asked for."""
+    request = charged_and_left(database, monkeypatch)
     register(database, max_epsilon=Decimal("0.05"))
     serve(database)
     state, message, charge = outcome(connection, request)
@@ -1214,17 +1220,7 @@ def test_what_was_charged_before_the_closing_is_done(
     database: str, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service ended after the model was stored, and before it said so."""
-    offer(database)
-    request = ask(database, "m")
-
-    def train_and_die(*arguments: Any, **more: Any) -> None:
-        train_model(*arguments, **more)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(requests, "train_model", train_and_die)
-    with pytest.raises(KeyboardInterrupt):
-        serve(database)
-    monkeypatch.undo()
+    request = charged_and_left(database, monkeypatch)
     close(database)
     assert serve(database) == [f"request {request} by 'ana' on 'census': done"]
     assert entries(connection) == 2  # the charge and the end
