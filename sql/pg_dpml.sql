@@ -616,6 +616,7 @@ CREATE FUNCTION dpml.check_request() RETURNS trigger
 	LANGUAGE plpgsql SET search_path = pg_catalog, dpml, pg_temp AS $$
 DECLARE
 	ended_by name;
+	whom CONSTANT text := 'Ask role %s, who registered it; SELECT name FROM dpml.datasets WHERE offered lists other data sets.';
 BEGIN
 	IF TG_OP = 'UPDATE' THEN
 		IF OLD.state NOT IN ('waiting', 'running') OR NEW.state = 'waiting'
@@ -636,8 +637,7 @@ BEGIN
 	SELECT c.registered_by INTO ended_by FROM dpml.closed_datasets c WHERE c.name = NEW.dataset;
 	IF FOUND THEN
 		RAISE EXCEPTION 'the budget of data set % is closed, and no model of it can be requested', left(NEW.dataset, 200)
-			USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format(
-				'Ask role %s, who registered it; SELECT name FROM dpml.datasets WHERE offered lists other data sets.', ended_by);
+			USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format(whom, ended_by);
 	END IF;
 	IF NOT EXISTS (SELECT FROM dpml.datasets d JOIN pg_roles r ON r.rolname = d.role
 			WHERE d.name = NEW.dataset AND d.offered AND pg_has_role(r.oid, 'USAGE')) THEN
@@ -645,8 +645,7 @@ BEGIN
 			WHERE d.name = NEW.dataset AND NOT d.offered;
 		IF FOUND THEN
 			RAISE EXCEPTION 'data set % was withdrawn, and no model of it can be requested', left(NEW.dataset, 200)
-				USING ERRCODE = 'undefined_object', HINT = format(
-					'Ask role %s, who registered it; SELECT name FROM dpml.datasets WHERE offered lists other data sets.', ended_by);
+				USING ERRCODE = 'undefined_object', HINT = format(whom, ended_by);
 		END IF;
 		RAISE EXCEPTION 'no data set called % is offered to role %', left(NEW.dataset, 200), current_user
 			USING ERRCODE = 'undefined_object', HINT = 'SELECT name FROM dpml.datasets WHERE offered lists those that are.';
