@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -409,8 +410,15 @@ def expect_the_same(databases: Databases, plainly: Plainly, folder: Path, combin
         return
     for one, other in zip(found, expected, strict=True):
         # The answers and exit codes are the same in all languages, the texts of refusals are not.
-        translated = combination[3] != "en" and one[1] != 0
-        assert one[: 3 if translated else 4] == other[: 3 if translated else 4]
+        compared = 3 if combination[3] != "en" and one[1] != 0 else 4
+        if one[:compared] != other[:compared]:
+            changes = "\n".join(difflib.unified_diff(lines(other), lines(one), "plainly", str(combination)))
+            pytest.fail(f"{one[0]} answers otherwise:\n{changes}")
+
+
+def lines(answer: Sequence[object]) -> list[str]:
+    """An answer as lines of text."""
+    return [line for part in answer for line in str(part).splitlines()]
 
 
 @pytest.mark.dealt
