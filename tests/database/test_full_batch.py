@@ -222,16 +222,19 @@ def recipe(spy: Spy, plan: Any, clip: float, kind: str) -> FloatArray:
         values, vectors = np.linalg.eigh(gram)
         smooth = np.clip(smoothed(values, s), 0.0, m)
         values = np.clip(values, 0.0, m)
-        least = 0.5 * 0.1 / share * s * math.sqrt(2.0 * d)
+        steps = 60  # the table is small
+        budget = n * mu_r / change
+        tau = (budget**0.75 if kind == "squared" else budget) * (0.9 if outputs > 1 else 1.0)
+        reached = steps * 1.9 / (0.1 * smoothness * min(1.0, 1.5 / d))
+        least = 0.25 + 0.75 * min(tau / reached, 1.0)
+        least += (0.1 / share - 1.0) / 3.0 * (2.0 - least)
+        least *= s * math.sqrt(2.0 * d)
         ridge = max(least, plan.work.whitening.ridge)
         assert ridge < 1.001 * max(least, m * 2.0**-31)
         p = vectors @ np.diag((smooth + ridge) ** -0.5) @ vectors.T
         norms = np.linalg.norm(x @ p, axis=1, keepdims=True)
         x = np.divide(x, norms, out=np.zeros_like(x), where=norms > 0.0)
-        steps = 60  # the table is small
         r = values / (smooth + ridge)
-        budget = n * mu_r / change
-        tau = budget**0.75 if kind == "squared" else budget
         for momentum in (0.5, 0.75, 0.9):
             curvature = smoothness * min(1.0, 1.5 * max(r) / sum(r))
             longest = steps * (1 + momentum) / ((1 - momentum) * curvature)
