@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -503,7 +504,7 @@ def test_a_terminal_shows_how_long_it_takes(
     assert code == 0
     assert f"{command[3].removeprefix('slow')} p" in out  # public rows, or predictions
     assert command[0] in shown
-    assert "0:00:01" in shown
+    assert re.search(r"0:00:0[1-9]", shown)  # a busy machine may show no second 1
     code, _, shown = in_a_terminal(["dpml", "models", "--dsn", database], environment)
     assert (code, shown) == (0, "")  # what does not take long shows nothing
 
