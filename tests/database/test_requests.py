@@ -1053,21 +1053,34 @@ def test_the_commands_of_who_asks(database: str, connection: psycopg.Connection)
         return CliRunner().invoke(app, [*arguments, "--dsn", of(role, database)])
 
     assert dpml("request", "list").stdout.startswith("This role made no request, and")
-    first, second = ask(database, "m"), ask(database, "m 2\n", {"privacy": {"epsilon": 3}})
+    odd = {"privacy": {"epsilon": [3, "\x1b[2J" * 20]}, "training": {"method": "bolt-on"}}
+    first, second, third = (
+        ask(database, "m"),
+        ask(database, "m 2\n", {"privacy": {"epsilon": 3}}),
+        ask(database, "o", odd),
+    )
     taken_back = dpml("request", "withdraw", str(first))
-    line = rf"{first}  \S+ \S+ \S+  withdrawn  model m of census for role ana\n"
+    line = (
+        rf"{first}  \S+ \S+ \S+  withdrawn  model m of census with epsilon = 0\.1 by bolt-on for role ana\n"
+    )
     assert re.fullmatch(line, taken_back.stdout), taken_back.output
     serve(database)
     for role in ("ana", "owner"):
         listed = dpml("request", "list", role=role).stdout
-        refusal = rf'{second}  .*  refused    model "m 2\\n" of census for role ana: epsilon must be at .*\n'
+        refusal = (
+            rf'{second}  .*  refused    model "m 2\\n" of census with epsilon = 3 for role ana: epsilon .*\n'
+            rf"{third}  .*  refused    model o of census with epsilon = .* by bolt-on for role ana: .*\n"
+        )
         assert re.fullmatch(line + refusal, listed), listed
+        assert "\x1b" not in listed
         found = json.loads(dpml("request", "list", "--format", "json", role=role).stdout)["requests"]
         assert [(one["id"], one["state"], one["charge"]) for one in found] == [
             (first, "withdrawn", None),
             (second, "refused", None),
+            (third, "refused", None),
         ]
         assert json.loads(found[0]["options"]) == TENTH
+        assert [(one["epsilon"], one["method"]) for one in found[:2]] == [("0.1", "bolt-on"), ("3", None)]
     assert dpml("request", "list", role="ben").stdout.startswith("This role made no request")
     for number, role, message in (
         (first, "ana", f"request {first} is already withdrawn, and nothing was charged: dpml request list"),

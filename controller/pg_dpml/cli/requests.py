@@ -175,9 +175,12 @@ def _record(dataset: datasets.Dataset) -> dict[str, Any]:
 
 def _request_text(request: requests.Request) -> str:
     reason = "" if request.message is None else f": {visible(request.message)}"
+    epsilon = "" if request.epsilon is None else f" with epsilon = {visible(request.epsilon)}"
+    method = "" if request.method is None else f" by {visible(request.method)}"
     return (
         f"{request.id}  {request.requested_at:%Y-%m-%d %H:%M %Z}  {request.state:<9}  model "
-        f"{shown(request.model)} of {shown(request.dataset)} for role {shown(request.requested_by)}{reason}"
+        f"{shown(request.model)} of {shown(request.dataset)}{epsilon}{method} for role "
+        f"{shown(request.requested_by)}{reason}"
     )
 
 

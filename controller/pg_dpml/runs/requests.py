@@ -88,7 +88,13 @@ class Served:
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it is stored; see dpml.requests. Nobody has checked its options."""
+    """A request as it is stored; see dpml.requests. Nobody has checked its options.
+
+    Attributes
+    ----------
+    epsilon, method : str or None
+        What its options say, as text, whatever that is; None where they say nothing.
+    """
 
     id: int
     requested_at: datetime
@@ -99,14 +105,19 @@ class Request:
     state: str
     message: str | None
     charge: int | None
+    epsilon: str | None
+    method: str | None
 
 
 def list_requests(session: Session) -> list[Request]:
     """The requests that the current role made, and those of data sets that it registered, in order."""
     rows = session.fetch(
         sql.SQL(
-            "SELECT id, requested_at, requested_by, dataset, model, options::text, state, message, charge "
-            "FROM dpml.requests ORDER BY id"
+            "SELECT r.id, r.requested_at, r.requested_by, r.dataset, r.model, r.options::text, r.state, "
+            "r.message, r.charge, "
+            "pg_catalog.left(pg_catalog.jsonb_extract_path_text(r.options, 'privacy', 'epsilon'), 40), "
+            "pg_catalog.left(pg_catalog.jsonb_extract_path_text(r.options, 'training', 'method'), 40) "
+            "FROM dpml.requests AS r ORDER BY r.id"
         )
     )
     return [Request(*row) for row in rows]
