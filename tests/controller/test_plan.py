@@ -190,7 +190,7 @@ def test_strongly_convex_steps_need_a_regulariser(lambda_: float | None) -> None
 
 def test_defaults_come_from_public_numbers_alone() -> None:
     public = ["n_units", "n_features", "n_outputs", "task", "unit", "max_rows_per_unit", "budget"]
-    public += ["most_pieces", "pieces", "intercept", "sparse"]
+    public += ["most_pieces", "pieces", "intercept", "sparse", "shards"]
     assert [field.name for field in dataclasses.fields(Problem)] == public
     assert [field.name for field in dataclasses.fields(Accounting)] == ["rule", "relation"]
     assert list(inspect.signature(BoltOn().plan).parameters) == ["problem", "privacy", "options"]

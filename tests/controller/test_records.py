@@ -10,16 +10,29 @@ import pytest
 from pg_dpml import Relation
 from pg_dpml.ledger.records import PrivacyRecord, TrainingRecord
 from pg_dpml.privacy.guarantee import Guarantee
+from pg_dpml.reports import words
 
 GUARANTEE = Guarantee(0.5, 1e-6, Relation.ADD_REMOVE, "patient", 3)
+BY_SHARDS = Guarantee(0.5, 1e-6, Relation.REPLACE_ONE, placed_by="id")
 
 
 @pytest.mark.parametrize(
     "record",
-    [PrivacyRecord(), PrivacyRecord("patient", 3), PrivacyRecord("patient", 3, GUARANTEE, {"scale": 0.25})],
+    [
+        PrivacyRecord(),
+        PrivacyRecord("patient", 3),
+        PrivacyRecord("patient", 3, GUARANTEE, {"scale": 0.25}),
+        PrivacyRecord(guarantee=BY_SHARDS, noise={}),
+    ],
 )
 def test_privacy_is_read_as_it_was_stored(record: PrivacyRecord) -> None:
     assert PrivacyRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_what_a_guarantee_takes_for_public_is_said() -> None:
+    placed = "the number of rows, in which shard a row lies, by its id, the training settings"
+    assert placed in words.neighbours_text(BY_SHARDS)
+    assert "shard" not in words.neighbours_text(GUARANTEE)
 
 
 def test_a_record_says_whether_the_model_is_private() -> None:

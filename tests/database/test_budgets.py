@@ -503,6 +503,18 @@ def test_another_unit_is_refused(database: str) -> None:
     charge(database, Guarantee(0.1, 0.0, Relation.REPLACE_ONE, "id", 3))
 
 
+def test_a_run_that_takes_shards_for_public_is_for_a_budget_of_units_that_decide_them(
+    database: str, connection: psycopg.Connection
+) -> None:
+    open_budget(database)
+    with pytest.raises(GuaranteeError, match="protects a row whatever its id is, which by_shards takes for"):
+        charge(database, replace(TENTH, placed_by="id"))
+    assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
+    open_budget(database, unit="id")
+    charge(database, Guarantee(0.1, 0.0, Relation.REPLACE_ONE, "id", 3, placed_by="id"))
+    assert scalar(connection, "SELECT mechanism ->> 'placed_by' FROM dpml.ledger") == "id"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

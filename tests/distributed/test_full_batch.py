@@ -238,9 +238,12 @@ def in_a_run(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+@pytest.mark.parametrize("training", [TrainSpec("dp-gd"), TrainSpec("bolt-on", by_shards=True)])
 def test_a_worker_that_dies_fails_the_run_which_stays_charged(
-    two: Cluster, connection: psycopg.Connection, in_a_run: list[Any]
+    two: Cluster, connection: psycopg.Connection, in_a_run: list[Any], training: TrainSpec
 ) -> None:
+    name = f"of a dead worker {training.method}"
+
     def die() -> None:
         with psycopg.connect(two.workers[0].dsn_of(two.database), autocommit=True) as worker:
             killed = worker.execute(
@@ -253,14 +256,12 @@ def test_a_worker_that_dies_fails_the_run_which_stays_charged(
 
     in_a_run.append(die)
     with pytest.raises(RunFailedError, match="stay charged"):
-        train(two.dsn, spec(), PRIVACY, TrainSpec("dp-gd"), name="of a dead worker")
-    charged = connection.execute(
-        "SELECT count(*) FROM dpml.ledger WHERE model = 'of a dead worker'"
-    ).fetchone()
+        train(two.dsn, spec(), PRIVACY, training, name=name)
+    charged = connection.execute("SELECT count(*) FROM dpml.ledger WHERE model = %s", (name,)).fetchone()
     assert charged == (1,)
     assert not any(work_tables(two))
     in_a_run.clear()
-    trained(two, spec(), "dp-gd", {})
+    trained(two, spec(), training.method, training.given())
 
 
 def test_rows_written_during_a_run_are_not_in_it(

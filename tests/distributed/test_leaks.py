@@ -12,7 +12,8 @@ import pytest
 from citus import Cluster
 from helpers import leaks
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, RunFailedError, TrainSpec, evaluate, train
-from pg_dpml.blocks.distributed import ShardedBlocks
+from pg_dpml.blocks.distributed import ShardedBlocks, Shards
+from pg_dpml.database.session import sql
 
 DATA = DataSpec("points", Label("yes", positive="true"), (Column("x", length=4, lower=-1, upper=1),))
 PRIVACY = PrivacySpec(2.0, 1e-6)
@@ -24,6 +25,7 @@ RUNS: list[tuple[str, Mapping[str, Any]]] = [
     ("dp-agd", {}),
     ("frank-wolfe", {}),
     ("bolt-on", {}),
+    ("bolt-on", {"by_shards": True, "average": "tail", "passes": 3}),
     ("dp-sgd", {}),
 ]
 
@@ -81,6 +83,31 @@ def test_nothing_is_seen_of_a_run_that_fails_on_a_worker(
         "SELECT relname::text FROM pg_class WHERE relnamespace = 'dpml_work'::regnamespace"
     ):
         assert rows == []
+
+
+def test_nothing_is_seen_of_passes_that_fail_on_a_worker(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets, before = leaks.Secrets(), sizes(two)
+    with monkeypatch.context() as patched:
+        leaks.record(patched, secrets)
+        take = ShardedBlocks.sgd_pass
+
+        def broken(blocks: ShardedBlocks, states: Shards, number: int, *options: Any) -> Any:
+            if number == 2:
+                for model in blocks.models(states, 1):
+                    secrets.add(model.weights)
+                gap = sql.SQL("UPDATE {} AS b SET number = b.number + 1").format(blocks.packed.blocks)
+                blocks.session.execute(gap)
+            return take(blocks, states, number, *options)
+
+        patched.setattr(ShardedBlocks, "sgd_pass", broken)
+        with pytest.raises(RunFailedError, match="stay charged") as failure:
+            train(two.dsn, DATA, PRIVACY, TrainSpec("bolt-on", by_shards=True), name="broken passes")
+    assert len(secrets) > 20
+    assert "block" not in str(failure.value)
+    assert b"block_no" in two.log()
+    assert look(two, secrets, before) == {}
 
 
 def test_a_noisy_error_shows_no_exact_one(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,8 @@ def test_no_worker_takes_a_closer_match_in_the_search_path(two: Cluster, victim:
     )
     train(victim, units, PRIVACY, DP_GD, name=name())
     train(victim, data, PRIVACY, TrainSpec("scs13"), name=name())
+    for asked in (data, units):
+        train(victim, asked, PRIVACY, TrainSpec("bolt-on", by_shards=True, fresh_order=True), name=name())
     train(victim, spec(unit="person", max_rows_per_unit=2), PRIVACY, DP_GD, name=name())
     regression = DataSpec("points", Label("number", lower=-1, upper=1), COLUMNS)
     numbers = name()

@@ -29,6 +29,7 @@ from pg_dpml import cli
 from pg_dpml.blocks.blocks import Blocks, GradientSums, GramSums
 from pg_dpml.database.session import Session
 from pg_dpml.kernels import Noise
+from pg_dpml.methods.model_averaging import ShardedSgd
 from pg_dpml.privacy import selection
 from pg_dpml.privacy.noise import output
 from pg_dpml.training import certified
@@ -327,7 +328,8 @@ def _look(blocks: Blocks, plan: Plan | None, secrets: Secrets) -> None:
     rows = sql.SQL("SELECT u.x FROM {} AS b, dpml.unpack(b.block) AS u LIMIT 20").format(blocks.packed.blocks)
     for (x,) in blocks.session.fetch(rows):
         secrets.add(np.array(x, dtype=np.float32))
-    if plan is None or not isinstance(plan.work, Sgd) or plan.work.noise is not None:
+    work = None if plan is None else plan.work
+    if not isinstance(work, Sgd | ShardedSgd) or (isinstance(work, Sgd) and work.noise is not None):
         return
     for table in [table for table in blocks.tables if '."state_' in table.as_string()]:
         states = sql.SQL("SELECT (state).weights, (state).average FROM {}").format(table)

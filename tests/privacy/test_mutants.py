@@ -55,6 +55,7 @@ TEST_OBJECTIVE = "tests/privacy/test_objective_perturbation.py"
 TEST_PLAN = "tests/controller/test_plan.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
 TEST_REPLAY = "tests/privacy/test_replay.py"
+TEST_SHARD_MODELS = "tests/privacy/test_shard_models.py"
 TEST_SHARD_SUMS = "tests/privacy/test_shard_sums.py"
 TEST_SELECTION = "tests/privacy/test_selection.py"
 TEST_SCORES = "tests/controller/test_scores.py"
@@ -823,6 +824,37 @@ MUTANTS = [
         "run_passes(job, self.work)",
         "run_passes(job, self.work, 0.5)",
         f"{TEST_PLAN}::test_passes_are_fixed_beforehand",
+    ),
+    Mutant(
+        "models-of-shards-with-equal-weights",
+        METHODS,
+        "sum(weights[one.place] * one.weights for",
+        "sum(one.weights / len(models) for",
+        f"{TEST_SHARD_MODELS}::test_one_unit_moves_the_mean_by_the_sensitivity_at_most"
+        "[constant-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "models-of-shards-measured-as-of-all-rows",
+        METHODS,
+        "_measure_one(replace(problem, n_units=units), privacy, sgd)",
+        "_measure_one(problem, privacy, sgd)",
+        f"{TEST_SHARD_MODELS}::test_one_unit_moves_the_mean_by_the_sensitivity_at_most"
+        "[strongly convex-Relation.ADD_REMOVE]",
+    ),
+    Mutant(
+        "models-of-shards-by-the-least-sensitive",
+        METHODS,
+        "max(share * own.sensitivity for",
+        "min(share * own.sensitivity for",
+        f"{TEST_SHARD_MODELS}::test_one_unit_moves_the_mean_by_the_sensitivity_at_most"
+        "[average-Relation.REPLACE_ONE]",
+    ),
+    Mutant(
+        "mean-of-models-without-its-rounding",
+        METHODS,
+        " + output.mean_rounding(len(models), norm)",
+        "",
+        f"{TEST_SHARD_MODELS}::test_rounding_of_the_mean_is_allowed_for",
     ),
     Mutant(
         "certified-answers-taken-for-minimisers",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Rows of a distributed table of Citus, packed and summed where they are: only sums travel.
+"""Rows of a distributed table of Citus, packed where they are: only sums, or models of shards, travel.
 
 Long because the work tables, what fills their shards and what sums over them share one layout.
 """
@@ -12,22 +12,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.encoder import columns_read
-from pg_dpml.blocks.packing import PackedRows, grouped, in_pages, pack, packing_statement, whiten_call
+from pg_dpml.blocks.packing import (
+    PackedRows,
+    grouped,
+    in_pages,
+    pack,
+    packing_statement,
+    shuffled,
+    whiten_call,
+)
 from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
+from pg_dpml.database.adapters import json_parameter
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.dependencies import tables_read
 from pg_dpml.database.session import Session, sql
-from pg_dpml.errors import GuaranteeError, RunFailedError
+from pg_dpml.errors import GuaranteeError, RunFailedError, SpecError
 from pg_dpml.kernels import FloatArray
 from pg_dpml.names import shown, visible
 
 __all__ = [
     "Distribution",
+    "ModelOfShard",
+    "PassOfShard",
+    "ShardUnits",
     "ShardedBlocks",
+    "Shards",
     "Whereabouts",
+    "count_shard_units",
     "distribute",
     "distribution_column",
     "gathered",
@@ -84,6 +100,15 @@ class Whereabouts:
     text: str = ""
 
 
+class ShardUnits(NamedTuple):
+    """How many units of privacy each shard has, which is public."""
+
+    key: str
+    """Column whose hash decides in which shard a row lies."""
+    units: tuple[int, ...]
+    """In the order of the parts of the hash's values."""
+
+
 _SETTINGS = {
     "max_adaptive_executor_pool_size": "1",
     "multi_shard_modify_mode": "sequential",
@@ -106,7 +131,9 @@ def use_one_snapshot(session: Session) -> None:
             session.set_local(f"citus.{name}", value)
 
 
-def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Whereabouts:
+def whereabouts(
+    session: Session, source: Source, *, needs_order: bool, by_shards: bool = False
+) -> Whereabouts:
     """Where a run packs the rows of a table, by the catalog alone.
 
     Parameters
@@ -114,19 +141,89 @@ def whereabouts(session: Session, source: Source, *, needs_order: bool) -> Where
     session : Session
     source : Source
     needs_order : bool
-        Whether the method takes all rows in one random order.
+        Whether the method takes rows in a random order: all rows in one, unless `by_shards`.
+    by_shards : bool
+        Whether each shard is trained on by itself: its rows are in an order of their own.
     """
     rows = _distributed_tables(session, source.table)
     if not rows:
         return Whereabouts()
-    reason = _reason_to_travel(session, source, rows, needs_order)
+    reason = _reason_to_travel(session, source, rows, needs_order and not by_shards)
     if reason is not None:
-        return Whereabouts(None, f"the rows travel to the coordinator and are packed there: {reason}")
+        return Whereabouts(None, f"{_TRAVEL}{reason}")
     shards = _shards_of(session, source.table.identifier)
-    return Whereabouts(
-        Distribution(rows[0][1], shards),
-        f"packed and summed on the workers, in {len(shards.numbers)} shards: only sums travel",
+    where = f"packed and summed on the workers, in {len(shards.numbers)} shards: only sums travel"
+    if by_shards:
+        where = (
+            f"packed and trained on the workers, in {len(shards.numbers)} shards, each by itself: only their "
+            "models travel, to be averaged before they get their noise"
+        )
+    return Whereabouts(Distribution(rows[0][1], shards), where)
+
+
+_TRAVEL = "the rows travel to the coordinator and are packed there: "
+
+
+def count_shard_units(session: Session, source: Source, n_units: int) -> ShardUnits:
+    """Public number of units of privacy, or of rows if no unit is declared, in each shard.
+
+    Parameters
+    ----------
+    session : Session
+    source : Source
+    n_units : int
+        In all shards, as `count_units` found.
+
+    Raises
+    ------
+    SpecError
+        If the rows cannot be trained on shard by shard, or the filter chose other rows than before.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Models of shards".
+    """
+    place = whereabouts(session, source, needs_order=True, by_shards=True)
+    if place.distribution is None:
+        if not place.text:
+            raise SpecError(
+                "by_shards trains on each shard of a distributed table of Citus, and "
+                f"{shown(source.table.name)} is none: leave by_shards out"
+            )
+        reason = place.text.removeprefix(_TRAVEL)
+        raise SpecError(f"by_shards needs rows that stay on the workers: {reason}; or leave by_shards out")
+    key, shards = place.distribution.key, place.distribution.shards
+    if key in (*columns_read(source.encoder), source.encoder["label"]["name"]):
+        raise SpecError(
+            f"by_shards makes public in which shard a row lies, which {shown(key)} decides, so that this can "
+            "be neither a feature nor the label: distribute the table by an id, or leave by_shards out"
+        )
+    # Of the shard's name, as the server of the shard has it.
+    number = sql.SQL(
+        "pg_catalog.substring(t.tableoid::pg_catalog.regclass::pg_catalog.text, '([0-9]+)\"?$')"
+        "::pg_catalog.int8"
     )
+    if source.unit is None:
+        query = sql.SQL("SELECT {number}, pg_catalog.count(*) {rows} GROUP BY 1").format(
+            number=number, rows=from_clause(source)
+        )
+    else:
+        query = sql.SQL(
+            "SELECT g.shard, pg_catalog.sum(g.units)::pg_catalog.int8 FROM (SELECT {number} AS shard, "
+            "CASE WHEN {unit} IS NULL THEN pg_catalog.count(*) ELSE 1 END AS units {rows} "
+            "GROUP BY {unit}, 1) AS g GROUP BY g.shard"
+        ).format(number=number, unit=sql.Identifier("t", source.unit), rows=from_clause(source))
+    found = dict(
+        session.counts(
+            query,
+            f"counting the rows of {shown(source.table.name)} by shards failed, and PostgreSQL's message is "
+            "not shown because it may quote a row: write the filter so that it can fail on no row",
+        )
+    )
+    units = tuple(found.get(shard, 0) for shard in shards.numbers)
+    if sum(units) != n_units or sum(found.values()) != n_units:
+        raise SpecError("by_shards needs a filter that chooses the same rows whenever it is asked")
+    return ShardUnits(key, units)
 
 
 def is_distributed(session: Session, table: SourceTable) -> bool:
@@ -264,7 +361,7 @@ def distribute(session: Session, table: sql.Identifier, column: str, beside: sql
     )
 
 
-def packed_blocks(session: Session, source: Source, *, needs_order: bool) -> Blocks:
+def packed_blocks(session: Session, source: Source, *, needs_order: bool, by_shards: bool = False) -> Blocks:
     """Every row encoded and packed, where `whereabouts` says.
 
     Raises
@@ -272,7 +369,7 @@ def packed_blocks(session: Session, source: Source, *, needs_order: bool) -> Blo
     RunFailedError
         If a shard was added, moved or split since the run began.
     """
-    distribution = whereabouts(session, source, needs_order=needs_order).distribution
+    distribution = whereabouts(session, source, needs_order=needs_order, by_shards=by_shards).distribution
     if distribution is None:
         here = gathered(session, source)
         blocks = Blocks(session, here, pack(session, here, ordered=needs_order))
@@ -280,9 +377,10 @@ def packed_blocks(session: Session, source: Source, *, needs_order: bool) -> Blo
             blocks.tables.append(here.table.identifier)
         return blocks
     shards = _blocks_table(session, source, distribution)
-    packing = _packing(session, source, distribution.shards, shards)
+    packing = _packing(session, source, distribution.shards, shards, ordered=needs_order)
     n_blocks = session.fetch_one(packing.query, packing.parameters())[0]
-    return ShardedBlocks(session, source, PackedRows(shards.table, n_blocks), distribution=distribution)
+    packed = PackedRows(shards.table, n_blocks)
+    return ShardedBlocks(session, source, packed, distribution=distribution, ordered=needs_order)
 
 
 def gathered(session: Session, source: Source, *, always: bool = False) -> Source:
@@ -304,7 +402,7 @@ def gathered(session: Session, source: Source, *, always: bool = False) -> Sourc
     return replace(source, where=None, table=replace(source.table, oid=0, schema=_SCHEMA, name=name))
 
 
-def require_packable(session: Session, source: Source, *, needs_order: bool) -> None:
+def require_packable(session: Session, source: Source, *, needs_order: bool, by_shards: bool = False) -> None:
     """Let the workers create an empty table of blocks and plan the packing of their rows, which is undone.
 
     Nothing is done where the rows are not packed on workers: see `whereabouts`.
@@ -314,12 +412,12 @@ def require_packable(session: Session, source: Source, *, needs_order: bool) -> 
     SpecError, DpmlError
         If a worker cannot, as its extension, its rights or the filter do not allow it.
     """
-    distribution = whereabouts(session, source, needs_order=needs_order).distribution
+    distribution = whereabouts(session, source, needs_order=needs_order, by_shards=by_shards).distribution
     if distribution is None:
         return
     with session.discarded():
         blocks = _blocks_table(session, source, distribution)
-        packing = _packing(session, source, distribution.shards, blocks)
+        packing = _packing(session, source, distribution.shards, blocks, ordered=needs_order)
         session.require_runs(
             packing.query,
             f"the rows of {shown(source.table.name)} cannot be packed on a worker, and PostgreSQL's message "
@@ -330,26 +428,57 @@ def require_packable(session: Session, source: Source, *, needs_order: bool) -> 
 
 
 def _blocks_table(session: Session, source: Source, distribution: Distribution) -> Shards:
+    """A new work table, empty, for blocks: with their numbers in a shard or, without order, the shard's."""
+    table = sql.Identifier(_SCHEMA, f"blocks_{secrets.token_hex(8)}")
+    return _table_beside(
+        session,
+        source,
+        distribution,
+        table,
+        sql.SQL("(key, number, block) WITH (fillfactor = 10, toast_tuple_target = 8160)"),
+        sql.SQL("0, ''::pg_catalog.bytea"),
+        None if in_pages(source) else "block",
+    )
+
+
+def _table_beside(
+    session: Session,
+    source: Source,
+    distribution: Distribution,
+    table: sql.Identifier,
+    columns: sql.SQL,
+    values: sql.SQL,
+    external: str | None,
+) -> Shards:
     """A new work table, empty, in as many shards as the rows, each on the node of the rows of its number.
 
-    Its distribution column stays NULL: rows are put into its shards by name, and `GROUP BY key` lets Citus
-    leave each group where it is.
+    Its first column, that of the distribution, stays NULL: rows are put into its shards by name, and
+    `GROUP BY key` lets Citus leave each group where it is. `values` have the types of the others; the values
+    of the column `external` are stored as they are.
     """
-    table = sql.Identifier(_SCHEMA, f"blocks_{secrets.token_hex(8)}")
     session.execute(
         sql.SQL(
-            "CREATE UNLOGGED TABLE {table} (key, shard, block) "
-            "WITH (fillfactor = 10, toast_tuple_target = 8160) "
-            "AS SELECT t.{key}, 0, ''::pg_catalog.bytea FROM {rows} AS t WITH NO DATA"
-        ).format(table=table, key=sql.Identifier(distribution.key), rows=source.table.identifier)
+            "CREATE UNLOGGED TABLE {table} {columns} AS SELECT t.{key}, {values} "
+            "FROM {rows} AS t WITH NO DATA"
+        ).format(
+            table=table,
+            columns=columns,
+            key=sql.Identifier(distribution.key),
+            values=values,
+            rows=source.table.identifier,
+        )
     )
-    if not in_pages(source):
-        session.execute(sql.SQL("ALTER TABLE {} ALTER COLUMN block SET STORAGE EXTERNAL").format(table))
+    if external is not None:
+        session.execute(
+            sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET STORAGE EXTERNAL").format(
+                table, sql.Identifier(external)
+            )
+        )
     distribute(session, table, "key", source.table.identifier)
-    blocks = _shards_of(session, table)
-    if len(blocks.numbers) != len(distribution.shards.numbers):
+    shards = _shards_of(session, table)
+    if len(shards.numbers) != len(distribution.shards.numbers):
         raise RunFailedError("a shard of the table was split while the run began, and no model was stored")
-    return blocks
+    return shards
 
 
 class _OnShards(NamedTuple):
@@ -404,22 +533,55 @@ def _on_shards(
         tokens=tuple(stand_in.as_string() for stand_in in stand_ins),
         into=into,
         before=session.text(
-            sql.SQL("SELECT pg_catalog.set_config('search_path', %(path)s, true)"), {"path": path}
+            sql.SQL(
+                "SELECT pg_catalog.set_config('search_path', %(path)s, true), "
+                "pg_catalog.set_config('synchronize_seqscans', 'off', true), "  # blocks arrive in order
+                "pg_catalog.set_config('jit', 'off', true)"
+            ),
+            {"path": path},
         ),
         value=value,
     )
 
 
-def _packing(session: Session, source: Source, over: Shards, into: Shards) -> _OnShards:
-    """What packs the rows of each shard into the shard of blocks beside it."""
+def _packing(
+    session: Session, source: Source, over: Shards, into: Shards, *, ordered: bool, again: bool = False
+) -> _OnShards:
+    """What packs the rows of each shard into the shard of blocks beside it, in place of those if `again`.
+
+    `ordered`: in a random order of the shard's own, and numbered.
+    """
 
     def statement(rows: sql.Identifier, blocks: sql.Identifier, place: sql.Identifier) -> sql.Composed:
+        number = sql.SQL("p.number") if ordered else place
         return sql.SQL(
-            "INSERT INTO {} (key, shard, block) SELECT NULL, {}, p.block FROM ({}) AS p (number, block)"
-        ).format(blocks, place, packing_statement(source, grouped(source, rows).encoded, found.order))
+            "{}INSERT INTO {} (key, number, block) SELECT NULL, {}, p.block FROM ({}) AS p (number, block)"
+        ).format(
+            sql.SQL("TRUNCATE {};\n").format(blocks) if again else sql.SQL(""),
+            blocks,
+            number,
+            packing_statement(source, encoded(source, rows).encoded, found.order),
+        )
 
-    found = grouped(source)
+    encoded = shuffled if ordered else grouped
+    found = encoded(source)
     return _on_shards(session, over, into, statement, found.parameters)
+
+
+class PassOfShard(NamedTuple):
+    """What a pass saw of a shard, which is public."""
+
+    place: int
+    rows: int
+    blocks: int
+
+
+class ModelOfShard(NamedTuple):
+    """An un-noised model."""
+
+    place: int
+    weights: FloatArray
+    steps: int
 
 
 @dataclass
@@ -429,15 +591,18 @@ class ShardedBlocks(Blocks):
     Attributes
     ----------
     distribution : Distribution
+    ordered : bool
+        Whether the rows of each shard are in a random order of their own.
     """
 
     distribution: Distribution = field(kw_only=True)
+    ordered: bool = field(kw_only=True)
 
     # A part is a shard, in the order of the shards: Citus leaves a group by the distribution column to the
     # worker that has it.
     _parts: ClassVar[sql.SQL] = sql.SQL(
-        "SELECT {fields} FROM (SELECT b.shard, {call} AS sums FROM {blocks} AS b "
-        "GROUP BY b.key, b.shard) AS g ORDER BY g.shard"
+        "SELECT {fields} FROM (SELECT b.number, {call} AS sums FROM {blocks} AS b "
+        "GROUP BY b.key, b.number) AS g ORDER BY g.number"
     )
 
     def _whitened_rows(self, matrix: FloatArray, norm: float, scale: float | None) -> PackedRows:
@@ -446,7 +611,7 @@ class ShardedBlocks(Blocks):
         into = _blocks_table(self.session, self.source, self.distribution)
 
         def statement(old: sql.Identifier, new: sql.Identifier, place: sql.Identifier) -> sql.Composed:
-            return sql.SQL("INSERT INTO {} (key, shard, block) SELECT NULL, {}, {} FROM {} AS b").format(
+            return sql.SQL("INSERT INTO {} (key, number, block) SELECT NULL, {}, {} FROM {} AS b").format(
                 new, place, call, old
             )
 
@@ -461,5 +626,79 @@ class ShardedBlocks(Blocks):
         return PackedRows(into.table, self.session.fetch_one(white.query, white.parameters())[0])
 
     def repack(self) -> None:
-        """Refused: the rows have no order."""
-        raise ValueError("rows that are packed on the workers have no order")
+        """Put the rows of each shard in a fresh random order of their own, if they have one."""
+        if not self.ordered:
+            raise ValueError("rows that are packed on the workers to be summed have no order")
+        over, into = self.distribution.shards, _shards_of(self.session, self.packed.blocks)
+        packing = _packing(self.session, self.source, over, into, ordered=True, again=True)
+        n_blocks = self.session.fetch_one(packing.query, packing.parameters())[0]
+        self.packed = replace(self.packed, n_blocks=n_blocks)
+
+    def states(self) -> Shards:
+        """A new work table, empty, for the states of passes over the blocks of each shard."""
+        table = sql.Identifier(_SCHEMA, f"state_{secrets.token_hex(8)}")
+        columns = sql.SQL("(key, shard, pass, state, blocks)")
+        values = sql.SQL("0, 0, NULL::dpml.epoch, 0::pg_catalog.int8")
+        shards = _table_beside(self.session, self.source, self.distribution, table, columns, values, None)
+        self.tables.append(table)
+        return shards
+
+    def sgd_pass(
+        self, states: Shards, number: int, options: Mapping[str, Any], own: Sequence[Mapping[str, Any]]
+    ) -> list[PassOfShard]:
+        """One pass of `dpml.sgd_epoch` over each shard that has rows, from where pass `number` - 1 ended.
+
+        Workers take it at the same time, and each its shards one after the other.
+
+        Parameters
+        ----------
+        states : Shards
+            As of `states`.
+        number : int
+            From 1.
+        options : mapping
+            Of the aggregate, for all shards.
+        own : sequence of mapping
+            More of them for each shard.
+        """
+
+        def statement(blocks: sql.Identifier, state: sql.Identifier, place: sql.Identifier) -> sql.Composed:
+            return sql.SQL(
+                "INSERT INTO {state} (key, shard, pass, state, blocks) SELECT NULL, {place}, %(pass)s, "
+                "dpml.sgd_epoch(b.number, b.block, "
+                "(SELECT s.state FROM {state} AS s WHERE s.pass = %(before)s), "
+                "pg_catalog.jsonb_concat(%(options)s, pg_catalog.jsonb_array_element(%(own)s, {place}))), "
+                "pg_catalog.count(*) FROM {blocks} AS b"
+            ).format(state=state, place=place, blocks=blocks)
+
+        parameters = {
+            "pass": number,
+            "before": number - 1,
+            "options": json_parameter(options),
+            "own": json_parameter(own),
+        }
+        over = _shards_of(self.session, self.packed.blocks)
+        taken = _on_shards(self.session, over, states, statement, parameters)
+        self.session.fetch_one(taken.query, taken.parameters())
+        found = self.session.fetch(
+            sql.SQL("SELECT s.shard, (s.state).rows, s.blocks FROM {} AS s WHERE s.pass = %(pass)s").format(
+                states.table
+            ),
+            {"pass": number},
+        )
+        return [PassOfShard(*one) for one in sorted(found)]
+
+    def models(self, states: Shards, number: int) -> list[ModelOfShard]:
+        """The un-noised model of each shard that has rows after a pass: its average, if there is one."""
+        found = self.session.fetch(
+            sql.SQL(
+                "SELECT s.shard, coalesce((s.state).average, (s.state).weights), (s.state).steps "
+                "FROM {} AS s WHERE s.pass = %(pass)s"
+            ).format(states.table),
+            {"pass": number},
+            binary=True,
+        )
+        models = [
+            ModelOfShard(place, np.asarray(model, dtype=np.float64), steps) for place, model, steps in found
+        ]
+        return sorted(models, key=lambda model: model.place)

@@ -139,8 +139,10 @@ def packing_statement(source: Source, encoded: sql.Composable, order: sql.Compos
     ).format(block_bytes=sql.Literal(_block_bytes(source)), encoded=encoded, by=by)
 
 
-def shuffled(source: Source) -> EncodedRows:
+def shuffled(source: Source, table: sql.Identifier | None = None) -> EncodedRows:
     """Every row encoded, in a fresh random order.
+
+    `table`, such as a shard, is read instead of the source's table.
 
     Notes
     -----
@@ -149,10 +151,11 @@ def shuffled(source: Source) -> EncodedRows:
     Source: privacy/README.md, "Randomness" and "Unit of privacy".
     """
     if source.unit is None:
-        return _rows(source, _ANY_ORDER)
+        return _rows(source, _ANY_ORDER, table)
     return _units(
         source,
         source.unit,
+        table,
         keys=sql.SQL(", dpml.random_key() AS key"),
         unit_keys=sql.SQL(", pg_catalog.first_value(k.key) OVER own AS unit_key"),
         key=sql.SQL(", CASE WHEN u.unit IS NULL THEN u.key ELSE u.unit_key END AS key"),

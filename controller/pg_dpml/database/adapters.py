@@ -127,8 +127,11 @@ def verbatim(text: str) -> sql.Composed:
     return sql.Composed([sql.SQL(text.replace("%", "%%"))])  # type: ignore[arg-type, unused-ignore]
 
 
-def json_parameter(value: Mapping[str, Any]) -> Jsonb:
-    """A mapping as a jsonb parameter, without escapes: a database of encoding SQL_ASCII rejects them."""
+def json_parameter(value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Jsonb:
+    """A mapping, or an array of them, as a jsonb parameter.
+
+    It has no escapes, which a database of encoding SQL_ASCII rejects.
+    """
     return Jsonb(value, dumps=_json)
 
 

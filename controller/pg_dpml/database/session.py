@@ -291,7 +291,12 @@ class Session:
                 copy.write(line)
 
     def count(self, query: Query, failed: str) -> int:
-        """Run one query that counts rows.
+        """Run one query that counts rows; errors as of `counts`."""
+        (number,) = self.counts(query, failed)[0]
+        return int(number)
+
+    def counts(self, query: Query, failed: str) -> list[tuple[Any, ...]]:
+        """Run one query that counts rows in several places, and return its rows.
 
         Raises
         ------
@@ -304,8 +309,7 @@ class Session:
         self.execute(sql.SQL("SET LOCAL row_security = off"))  # an error in place of hidden rows
         self.require_readable(query, failed)
         self.execute(sql.SQL("SET LOCAL row_security = on"))
-        (number,) = self._quoting_no_row(query, None, failed)[0]
-        return int(number)
+        return self._quoting_no_row(query, None, failed)
 
     def require_runs(self, query: Query, failed: str, parameters: Mapping[str, Any] | None = None) -> None:
         """Run a query that lets other nodes plan the owner's SQL; errors as of `require_readable`."""

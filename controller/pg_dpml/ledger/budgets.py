@@ -21,6 +21,7 @@ from pg_dpml.ledger.records import TrainingRecord
 from pg_dpml.ledger.terms import Budget, Entry, Left, short
 from pg_dpml.names import did_you_mean, reads_as, shown, toml_text
 from pg_dpml.privacy.cost import Cost
+from pg_dpml.privacy.guarantee import Guarantee
 from pg_dpml.spec.relation import Relation
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "load_budget",
     "lock_budget",
     "require_open",
+    "require_placement",
     "require_unit",
     "table_name",
 ]
@@ -222,6 +224,27 @@ def require_unit(session: Session, budget: Budget, unit: str | None) -> None:
         "budget has one unit of privacy"
     )
     raise GuaranteeError(f"{fault}; {fix}", plain=fault)
+
+
+def require_placement(budget: Budget, guarantee: Guarantee) -> None:
+    """Reject a run that takes for public in which shard a row lies, unless the budget's unit decides that.
+
+    Raises
+    ------
+    GuaranteeError
+
+    Notes
+    -----
+    Called after `require_unit`. Source: privacy/README.md, "Models of shards".
+    """
+    key = guarantee.placed_by
+    if key is None or key == guarantee.unit:
+        return
+    raise GuaranteeError(
+        f"the budget of data set {shown(budget.dataset)} protects a row whatever its {shown(key)} is, which "
+        "by_shards takes for public: leave by_shards out, or charge a budget whose unit of privacy is "
+        f"{shown(key)}"
+    )
 
 
 def _opening_command(budget: Budget) -> str:

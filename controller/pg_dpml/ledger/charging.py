@@ -20,6 +20,7 @@ from pg_dpml.ledger.budgets import (
     load_budget,
     lock_budget,
     require_open,
+    require_placement,
     require_unit,
     table_name,
 )
@@ -91,7 +92,8 @@ def charge(
     BudgetError
         If the budget is closed or has too little left, or the run breaks its terms.
     GuaranteeError
-        If the run protects another unit than the budget, or the table belongs to another data set.
+        If the run protects another unit than the budget, or narrower neighbours, or the table belongs to
+        another data set.
     SpecError
         If there is no such budget, or no budget that `charge_key` could be of.
     DpmlError
@@ -131,6 +133,7 @@ def charge(
             return Charged(earlier, True)
         require_open(budget, left)
         require_unit(session, budget, guarantee.unit)
+        require_placement(budget, guarantee)
         if breach is not None:
             raise BudgetError(f"{breach}: nothing was charged")
         if not Outlook(budget, cost, left).fits:
@@ -143,6 +146,7 @@ def charge(
                 f"left, and this run costs {budget.amount(cost)}: nothing was charged; {less}"
             )
         claim(session, budget, table)
+    placed = {} if guarantee.placed_by is None else {"placed_by": guarantee.placed_by}
     entry = models.charge(
         session,
         table_name=table_name(table),
@@ -153,7 +157,8 @@ def charge(
         relation=guarantee.relation.value,
         n_units=n_units,
         mechanism=dict(mechanism)
-        | {"unit": guarantee.unit, "max_rows_per_unit": guarantee.max_rows_per_unit},
+        | {"unit": guarantee.unit, "max_rows_per_unit": guarantee.max_rows_per_unit}
+        | placed,
     )
     if budget is not None:
         enter(session, budget, left.entries + 1, charge_key or str(uuid.uuid4()), entry, cost)
@@ -182,6 +187,7 @@ def outlook(
     if budget is None:
         return None
     require_unit(session, budget, guarantee.unit)
+    require_placement(budget, guarantee)
     priced = (guarantee, gaussian)
     left = left_of(session, budget)
     breach = breach_of(budget, budget.terms, priced, at_epsilon, left.cost)

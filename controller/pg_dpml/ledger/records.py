@@ -39,9 +39,11 @@ class PrivacyRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored."""
-        unit = {"unit": self.unit, "max_rows_per_unit": self.max_rows_per_unit}
+        unit: dict[str, Any] = {"unit": self.unit, "max_rows_per_unit": self.max_rows_per_unit}
         if self.guarantee is None:
             return {"private": False} | unit
+        if self.guarantee.placed_by is not None:
+            unit["placed_by"] = self.guarantee.placed_by
         return unit | {
             "private": True,
             "epsilon": self.guarantee.epsilon,
@@ -57,7 +59,8 @@ class PrivacyRecord:
         if "epsilon" not in stored:
             return cls(unit, most)
         relation = Relation(stored["relation"])
-        guarantee = Guarantee(stored["epsilon"], stored["delta"], relation, unit, most)
+        placed_by = stored.get("placed_by")
+        guarantee = Guarantee(stored["epsilon"], stored["delta"], relation, unit, most, placed_by)
         return cls(unit, most, guarantee, stored.get("noise"))
 
 

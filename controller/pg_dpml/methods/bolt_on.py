@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pg_dpml import kernels
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import FloatArray, Loss
+from pg_dpml.methods.model_averaging import ShardedSgd, run_on_shards, sgd_of_shards
 from pg_dpml.privacy import knorm, resolution
 from pg_dpml.privacy.choice import NoiseChoice, choose_noise
 from pg_dpml.privacy.noise import output
@@ -35,7 +36,7 @@ from pg_dpml.training.certified import Certified, Objective, make_certified
 from pg_dpml.training.job import Job, Result
 from pg_dpml.training.losses import choose_loss
 from pg_dpml.training.method import Card, Example, PrivateMethod, register
-from pg_dpml.training.options import Choice, option
+from pg_dpml.training.options import Choice, Flag, option
 from pg_dpml.training.plan import Plan, Problem, privacy_warnings
 from pg_dpml.training.sgd import Sgd, make_sgd, run_passes
 from pg_dpml.training.shared_options import RegularisedOptions, SgdOptions
@@ -73,7 +74,10 @@ WARN_SCORE_NOISE = 1.0
 """Noise in a score above which a model says little: logits of real models are a few units."""
 
 
-SGD_OPTIONS = tuple(name for name in SgdOptions.declared() if name not in RegularisedOptions.declared())
+SGD_OPTIONS = (
+    *(name for name in SgdOptions.declared() if name not in RegularisedOptions.declared()),
+    "by_shards",
+)
 """Options that only the passes of SGD use."""
 
 
@@ -87,6 +91,11 @@ class BoltOnOptions(SgdOptions):
         "certified with lambda above 0 and none of "
         + ", ".join(name.replace("_", "-") for name in SGD_OPTIONS)
         + "; else sgd",
+    )
+    by_shards: bool = option(
+        Flag(),
+        "Train on each shard of a distributed table by itself, where it is; the model is the mean of theirs.",
+        default=False,
     )
 
     def with_fixed_passes(self) -> BoltOnOptions:
@@ -109,6 +118,17 @@ class _SgdPlan(BoltOnPlan):
         """Take all passes, then add the noise."""
         weights, passes = run_passes(job, self.work)
         return Result(release(self, weights), passes)
+
+
+@dataclass(frozen=True)
+class _ShardsPlan(BoltOnPlan):
+    work: ShardedSgd
+
+    by_shards: ClassVar[bool] = True
+
+    def run(self, job: Job) -> Result:
+        """Take all passes on each shard, then add the noise to the mean of the models."""
+        return Result(release(self, run_on_shards(job, self.work)), self.work.passes)
 
 
 @dataclass(frozen=True)
@@ -156,6 +176,21 @@ class BoltOn(PrivateMethod[BoltOnOptions]):
             charged="(epsilon, delta); delta = 0 as above.",
             corrected="The number of passes depends on the rows, so it is neither stored nor shown, and "
             'there is no failure exit: "not reached, no release" would be a release.',
+        ),
+        Card(
+            title="by_shards",
+            theorem="Plain SGD on each shard of a distributed table by itself; the mean of the models, "
+            'weighted by their units, gets one noise ("Models of shards").',
+            sensitivity="max_p (n_p/n) Delta_p, with Delta_p by the recursion for the n_p units of shard p: "
+            "with strongly convex steps D/(lambda n), as of all rows together. Rounding: that of a shard's "
+            "run, and of the mean.",
+            checked="All rows of a unit lie in one shard; the column of the distribution is neither a "
+            "feature nor the label; the n_p are counted before the charge, and every pass counts the rows "
+            "of every shard.",
+            charged="(epsilon, delta); delta = 0 as above. In which shard a row lies is public: neighbours "
+            "have the same values of the column by which the table is distributed.",
+            corrected="Weights n_p/n in place of equal ones, with which the units of small shards would "
+            "move the mean most.",
         ),
     )
     options = BoltOnOptions
@@ -220,14 +255,16 @@ def _default_steps(problem: Problem, privacy: PrivacySpec, options: BoltOnOption
     cap = 1.0 / (problem.max_rows_per_unit * loss.smoothness + lambda_)
     tau = _step_budget(problem, privacy, loss)
     n_units = max(problem.n_units, 1)
+    # of one model: its share in the mean makes up for what fewer units move it more
+    n_own = max(*problem.shards.units, 1) if options.by_shards and problem.shards else n_units
     too_strong = lambda_ * tau >= 0.9  # a constant step could not use the budget up
     schedule = options.schedule or ("strongly_convex" if too_strong else "constant")
     if lambda_ > 0.0 and not too_strong:  # the contraction makes room for a longer run at the same noise
         tau = -math.log1p(-lambda_ * tau) / lambda_
     batch_size = options.batch_size or WIDEST_BATCH
     if options.batch_size is None and schedule == "constant":
-        batch_size = min(max(math.floor(2.5 * cap * n_units / tau), NARROWEST_BATCH), WIDEST_BATCH)
-    batches = math.ceil(n_units / batch_size)
+        batch_size = min(max(math.floor(2.5 * cap * n_own / tau), NARROWEST_BATCH), WIDEST_BATCH)
+    batches = math.ceil(n_own / batch_size)
     if schedule not in ("constant", "inverse_sqrt"):
         return _Steps(schedule, 1.0, batch_size, options.passes or STRONGLY_CONVEX_PASSES)
     passes = options.passes
@@ -269,28 +306,35 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, options: BoltOnOptions, lo
     steps = _default_steps(problem, privacy, options, loss)
     shared_options.refuse_unused_step_options(options, steps.schedule)
     shared_options.refuse_unused_tail(options.tail, options.average or "none")
-    sgd = make_sgd(
-        problem,
-        loss=loss,
-        schedule=steps.schedule,
-        step_size=options.step_size or steps.step_size,
-        batch_size=steps.batch_size,
-        passes=steps.passes,
-        lambda_=options.lambda_ or 0.0,
-        exponent=options.exponent,
-        radius=options.radius,
-        average=options.average,
-        tail=options.tail,
-        fresh_order=options.fresh_order,
-    )
-    run, rounding = _measure(problem, privacy, sgd)
-    if options.radius is None and rounding > 0.1 * resolution.ROUNDING_LIMIT * run.sensitivity:
-        sgd = replace(sgd, radius=DEFAULT_RADIUS)
-        run, rounding = _measure(problem, privacy, sgd)
+
+    def passes(radius: float | None) -> Sgd | ShardedSgd:
+        def over(rows: Problem) -> Sgd:
+            return make_sgd(
+                rows,
+                loss=loss,
+                schedule=steps.schedule,
+                step_size=options.step_size or steps.step_size,
+                batch_size=steps.batch_size,
+                passes=steps.passes,
+                lambda_=options.lambda_ or 0.0,
+                exponent=options.exponent,
+                radius=radius,
+                average=options.average,
+                tail=options.tail,
+                fresh_order=options.fresh_order,
+            )
+
+        return sgd_of_shards(problem, over) if options.by_shards else over(problem)
+
+    work = passes(options.radius)
+    moved = _measure(problem, privacy, work)
+    if options.radius is None and moved.rounding > 0.1 * resolution.ROUNDING_LIMIT * moved.sensitivity:
+        work = passes(DEFAULT_RADIUS)
+        moved = _measure(problem, privacy, work)
     warnings = []
-    if problem.n_units > 0 and run.step_sum < WARN_STEP_SUM:
+    if problem.n_units > 0 and moved.step_sum < WARN_STEP_SUM:
         warnings.append(
-            f"all steps together have length {run.step_sum:.2g}, too little to learn much from: this many "
+            f"all steps together have length {moved.step_sum:.2g}, too little to learn much from: this many "
             "rows allow it only with a larger epsilon"
         )
     reason = (
@@ -301,9 +345,9 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, options: BoltOnOptions, lo
     return _add_noise(
         problem,
         privacy,
-        _SgdPlan,
-        sgd,
-        (run.sensitivity if run.steps > 0 else None, rounding),
+        _ShardsPlan if options.by_shards else _SgdPlan,
+        work,
+        (moved.sensitivity if moved.step_sum > 0.0 else None, moved.rounding),
         reason,
         warnings,
         "take fewer passes, smaller steps or a larger lambda",
@@ -345,7 +389,7 @@ def _add_noise(
     problem: Problem,
     privacy: PrivacySpec,
     make: Callable[..., BoltOnPlan],
-    work: Sgd | Certified,
+    work: Sgd | ShardedSgd | Certified,
     moved: tuple[float | None, float],
     reason: str,
     warnings: list[str],
@@ -361,8 +405,40 @@ def _add_noise(
     return make(BoltOn.name, problem, work, guarantee, noise, tuple(warnings), reason, chosen.reason)
 
 
-def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.Sensitivity, float]:
-    """Sensitivity of the run, and how far its own rounding can move it."""
+class _Moved(NamedTuple):
+    """How far one unit moves the model, and by what steps."""
+
+    sensitivity: float
+    rounding: float
+    """How far the rounding of two runs can move their models apart."""
+    step_sum: float
+    """Length of all steps; of the longest run, where shards have runs of their own."""
+    norm: float
+    """Bound on the norm of a model."""
+
+
+def _measure(problem: Problem, privacy: PrivacySpec, work: Sgd | ShardedSgd) -> _Moved:
+    """Of a run over all rows, or of the mean of the models of shards."""
+    if isinstance(work, Sgd):
+        return _measure_one(problem, privacy, work)
+    models = [
+        (share, _measure_one(replace(problem, n_units=units), privacy, sgd))
+        for sgd, units, share in zip(work.shards, work.units, work.weights, strict=True)
+        if units > 0
+    ]
+    if not models:
+        return _Moved(0.0, 0.0, 0.0, 0.0)
+    norm = max(own.norm for _, own in models)
+    # One unit lies in one shard. Source: privacy/README.md, "Models of shards".
+    return _Moved(
+        max(share * own.sensitivity for share, own in models) * (1.0 + 2.0**-50),
+        max(share * own.rounding for share, own in models) + output.mean_rounding(len(models), norm),
+        max(own.step_sum for _, own in models),
+        norm,
+    )
+
+
+def _measure_one(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> _Moved:
     run = kernels.sensitivity(
         schedule=sgd.schedule,
         smoothness=sgd.smoothness,
@@ -374,19 +450,23 @@ def _measure(problem: Problem, privacy: PrivacySpec, sgd: Sgd) -> tuple[kernels.
         average_from=sgd.average_from,
         fresh_order=sgd.fresh_order,
     )
+    # of a batch's mean gradient, to which a unit adds up to m rows
+    lipschitz = problem.max_rows_per_unit * sgd.loss.lipschitz
     rounding = output.rounding_error(
         steps=run.steps,
         step_sum=run.step_sum,
         step_max=run.step_max,
-        # of a batch's mean gradient, to which a unit adds up to m rows
-        lipschitz=problem.max_rows_per_unit * sgd.loss.lipschitz,
+        lipschitz=lipschitz,
         smoothness=sgd.smoothness,
         lambda_=sgd.lambda_,
         radius=sgd.radius,
         batch_size=sgd.batch_size * problem.max_rows_per_unit,
         n_weights=problem.n_weights,
     )
-    return run, rounding
+    norm = output.norm_bound(
+        step_sum=run.step_sum, lipschitz=lipschitz, lambda_=sgd.lambda_, radius=sgd.radius
+    )
+    return _Moved(run.sensitivity, rounding, run.step_sum, norm)
 
 
 def _warnings(

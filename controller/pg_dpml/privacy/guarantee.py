@@ -25,6 +25,9 @@ class Guarantee:
         Column whose equal values are one unit of privacy; None: every row is one.
     max_rows_per_unit : int
         Rows used of a unit.
+    placed_by : str or None
+        Column that decides in which shard of a distributed table a row lies, where that must be public:
+        neighbours have the same values of it. None: it need not.
     """
 
     epsilon: float
@@ -32,3 +35,4 @@ class Guarantee:
     relation: Relation
     unit: str | None = None
     max_rows_per_unit: int = 1
+    placed_by: str | None = None

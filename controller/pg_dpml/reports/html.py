@@ -322,7 +322,8 @@ def _spending(model: Model, charges: Sequence[Charge] | None) -> str:
     if all(entry.id == model.charge for entry in charges):
         return "there were none when this report was made"
     many = f"with this one there were {len(charges)} when this report was made"
-    if len({(entry.relation, entry.mechanism.get("unit")) for entry in charges}) > 1:
+    keys = ("unit", "placed_by")
+    if len({(entry.relation, *map(entry.mechanism.get, keys)) for entry in charges}) > 1:
         return f"{many}, about different neighbours, so that they do not simply add up"
     epsilon, delta = (sum(getattr(entry, key) for entry in charges) for key in ("epsilon", "delta"))
     return f"{many}, together at most ({epsilon:f}, {float(delta):.3g})-differential privacy, by adding up"

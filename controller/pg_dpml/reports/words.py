@@ -79,9 +79,13 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
 def neighbours_text(guarantee: Guarantee) -> str:
     """Which tables the guarantee holds between, and what is public in both."""
     used = "" if guarantee.unit is None else f", and at most {guarantee.max_rows_per_unit} of them are used"
+    placed = ""
+    if guarantee.placed_by is not None:
+        placed = f"in which shard a row lies, by its {shown(guarantee.placed_by)}, "
     return (
         f"{guarantee.relation.meaning(guarantee.unit)}{used}. "
-        "Public: the table's and columns' names, bounds, levels, the number of rows, the training settings."
+        f"Public: the table's and columns' names, bounds, levels, the number of rows, {placed}"
+        "the training settings."
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pg_dpml.blocks.distributed import whereabouts
+from pg_dpml.blocks.distributed import count_shard_units, whereabouts
 from pg_dpml.blocks.encoder import is_sparse
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session
@@ -139,6 +139,8 @@ def plan_of_run(
 ) -> Plan:
     """The plan of a run that is charged; of two refusals of a small epsilon, that which names the larger."""
     problem = charged_problem(session, source, n_units, data, privacy)
+    if training.get("by_shards"):
+        problem = replace(problem, shards=count_shard_units(session, source, n_units))
     try:
         decided = plan_problem(problem, privacy, training)
     except ResolutionError as error:
@@ -147,5 +149,6 @@ def plan_of_run(
         refusal = charging.refusal_of(session, source.table, data.dataset, error, at_epsilon, terms)
     else:
         decided.require_room(session, source)
-        return replace(decided, place=whereabouts(session, source, needs_order=decided.needs_order).text)
+        place = whereabouts(session, source, needs_order=decided.needs_order, by_shards=decided.by_shards)
+        return replace(decided, place=place.text)
     raise refusal

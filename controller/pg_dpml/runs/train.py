@@ -214,7 +214,7 @@ def train_model(
         n_units = count_units(session, resolved)
         decided = plan_of_run(session, resolved, n_units, data, privacy, training, terms)
         source = resolved.changed(decided.encoder_change)
-        require_packable(session, source, needs_order=decided.needs_order)
+        require_packable(session, source, needs_order=decided.needs_order, by_shards=decided.by_shards)
         if terms is not None:
             terms.require_passes(decided.work.passes)
         if owner is not None:
@@ -322,7 +322,7 @@ def _run(
     report = progress or (lambda phase, done, total: None)
     report("pack", 0, 1)
     start_run(session)
-    blocks = packed_blocks(session, source, needs_order=decided.needs_order)
+    blocks = packed_blocks(session, source, needs_order=decided.needs_order, by_shards=decided.by_shards)
     report("pack", 1, 1)
     result = run_method(Job(blocks, decided, report))
     return released_model(session, source, decided, data, name, charge, result, tuning, owner), result.passes

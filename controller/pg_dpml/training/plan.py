@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from pg_dpml.blocks.distributed import ShardUnits
 from pg_dpml.blocks.source import EncoderChange
 from pg_dpml.errors import SpecError
 from pg_dpml.kernels import Loss
@@ -64,6 +65,8 @@ class Problem:
         Whether the last feature of every row is 1.
     sparse : bool
         Whether there are sparse columns, which no projection takes.
+    shards : ShardUnits or None
+        Units of each shard of a distributed table, where a run is to train on each by itself; else None.
     """
 
     n_units: int
@@ -77,6 +80,7 @@ class Problem:
     pieces: int = 0
     intercept: bool = True
     sparse: bool = False
+    shards: ShardUnits | None = None
 
     def curved(self, pieces: int) -> Problem:
         """The same problem with curves of so many pieces, at least 2, which have a feature for each knot."""
@@ -90,7 +94,14 @@ class Problem:
 
     def guarantee(self, privacy: PrivacySpec, delta: float) -> Guarantee:
         """The guarantee that is asked for, with the delta that is reported."""
-        return Guarantee(privacy.epsilon, delta, privacy.relation, self.unit, self.max_rows_per_unit)
+        return Guarantee(
+            privacy.epsilon,
+            delta,
+            privacy.relation,
+            self.unit,
+            self.max_rows_per_unit,
+            None if self.shards is None else self.shards.key,
+        )
 
 
 class Work(Protocol):
@@ -151,6 +162,12 @@ class Plan(ABC):
 
     False for passes that only add up all rows: a bound on the rounding of such a sum holds in any order.
     Source: privacy/README.md, "Randomness" and "Full-batch gradients".
+    """
+
+    by_shards: ClassVar[bool] = False
+    """Whether it trains on each shard of a distributed table by itself, in a random order of its own.
+
+    Source: privacy/README.md, "Models of shards".
     """
 
     goal: ClassVar[str | None] = None

@@ -27,7 +27,9 @@ __all__ = [
     "calibrate",
     "calibrate_gaussian",
     "draw",
+    "mean_rounding",
     "no_release",
+    "norm_bound",
     "release",
     "resolved",
     "rounding_error",
@@ -81,15 +83,46 @@ def rounding_error(
     Two units of W more than a step alone needs cover the running average.
     Source: privacy/README.md, "Floating point".
     """
-    bound = min(radius, lipschitz * step_sum)
-    if lambda_ > 0.0:
-        bound = min(bound, lipschitz / lambda_)
+    bound = norm_bound(step_sum=step_sum, lipschitz=lipschitz, lambda_=lambda_, radius=radius)
     per_step = (
         (6.0 + step_max * lambda_) * bound
         + step_max * (batch_size + 8) * lipschitz
         + step_max * smoothness * (n_weights + 2) * bound
     )
     return steps * _ULP * per_step
+
+
+def norm_bound(*, step_sum: float, lipschitz: float, lambda_: float, radius: float) -> float:
+    """Bound W = min(R, L / lambda, L sum eta) on the norm of a run's model, as `rounding_error` takes it.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Floating point".
+    """
+    bound = min(radius, lipschitz * step_sum)
+    return min(bound, lipschitz / lambda_) if lambda_ > 0.0 else bound
+
+
+def mean_rounding(models: int, norm: float) -> float:
+    """Bound on how far the rounding of two weighted means of models moves them apart.
+
+    Parameters
+    ----------
+    models : int
+        S >= 1.
+    norm : float
+        W, a bound on the norm of each.
+
+    Returns
+    -------
+    float
+        (S + 2) 2^-52 W.
+
+    Notes
+    -----
+    Source: privacy/README.md, "Models of shards".
+    """
+    return (models + 2) * _ULP * norm
 
 
 @dataclass(frozen=True)
