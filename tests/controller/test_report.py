@@ -244,6 +244,48 @@ def test_neighbours_are_those_of_the_unit(relation: str, unit: str | None, neigh
     assert page.count("which rows these are is public") == (unit is not None)
 
 
+def by_shards(relation: str, unit: str | None = None) -> Model:
+    privacy = {**MODEL.privacy, "relation": relation, "unit": unit, "placed_by": "id"}
+    training = {**MODEL.training, "shards": [{"rows": 600}, {"rows": 0}, {"rows": 400}]}
+    return replace(MODEL, privacy=privacy, training=training)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_remove"])
+@words_only
+def test_a_model_of_shards_promises_nothing_about_the_column_that_decides_them(relation: str) -> None:
+    model = by_shards(relation)
+    text, page = " ".join(model_report.model_text(model).split()), words_of(html(model))
+    assert "changes the odds of any claim about one row but its id by at most" in text
+    guess = {
+        "replace_one": "guesses the values of one row but its id",
+        "add_remove": "guesses that one row took part, rather than being blanked out in all but its id",
+    }[relation]
+    assert f"all the rest of the training table and {guess}." in page
+    guarantee = words.guarantee_of(model)
+    assert guarantee is not None
+    assert guess in belief_text(guarantee)
+    assert words.promise_lines(guarantee)[0][1].endswith("privacy of one row but its id")
+    assert "one row of the table but its id; one person" in page
+    for found in (text, page):
+        assert "the number of rows is public, and the row's id stays the same" in found
+        assert "the number of rows, in which shard a row lies, by its id, the training settings" in found
+        assert "2 with rows, of 400 to 600 units: the passes are over each by itself, and the model" in found
+
+
+@words_only
+def test_a_unit_that_decides_the_shards_is_protected_as_ever() -> None:
+    model = by_shards("replace_one", "id")
+    for found in (" ".join(model_report.model_text(model).split()), words_of(html(model))):
+        assert "but its" not in found
+        assert "stays the same" not in found
+        assert "in which shard a row lies, by its id, the training settings" in found
+
+
+@words_only
+def test_other_models_have_no_shards() -> None:
+    assert "shard" not in model_report.model_text(MODEL) + html()
+
+
 def test_a_percentage_stays_on_one_line() -> None:
     for filler in range(100):
         text = "\n".join(words.filled_lines([("Meaning", f"{'x ' * filler}50 % becomes 73.1 %")]))

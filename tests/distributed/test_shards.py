@@ -43,6 +43,7 @@ from pg_dpml.database.session import Session
 from pg_dpml.kernels import FloatArray
 from pg_dpml.ledger import opening
 from pg_dpml.methods import bolt_on
+from pg_dpml.reports.model_report import model_text
 from pg_dpml.reports.plan_report import plan_text
 
 N = 2000
@@ -342,6 +343,7 @@ def test_the_plan_says_what_is_public_and_where(two: Cluster) -> None:
     result = trained(two, spec(), passes=1)
     assert result.model.privacy["placed_by"] == "id"
     assert [own["rows"] for own in result.model.training["shards"]] == [512, 512, 490, 486]
+    assert "Shards      4 with rows, of 486 to 512 units" in model_text(result.model)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pg_dpml.blocks.distributed import ModelOfShard, PassOfShard, ShardedBlocks
 from pg_dpml.errors import RunFailedError, SpecError
 from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.training.job import Job
-from pg_dpml.training.plan import Problem
+from pg_dpml.training.plan import Problem, shards_text
 from pg_dpml.training.sgd import Sgd
 
 __all__ = ["ShardedSgd", "mean_model", "run_on_shards", "sgd_of_shards"]
@@ -81,16 +81,7 @@ class ShardedSgd:
 
     def lines(self) -> Sequence[tuple[str, str]]:
         """Headings and texts that describe the passes."""
-        some = [units for units in self.units if units > 0] or [0]
-        sizes = f"{some[0]:,}" if min(some) == max(some) else f"{min(some):,} to {max(some):,}"
-        return (
-            *self.largest.lines(),
-            (
-                "Shards",
-                f"{len(some)} with rows, of {sizes} units: the passes are over each by itself, and the "
-                "model is the mean of their models, weighted by their units",
-            ),
-        )
+        return (*self.largest.lines(), ("Shards", shards_text(self.units)))
 
 
 def sgd_of_shards(problem: Problem, make: Callable[[Problem], Sgd]) -> ShardedSgd:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pg_dpml.names import shown
 from pg_dpml.privacy.guarantee import Guarantee
@@ -17,6 +18,7 @@ __all__ = [
     "protected",
     "share_text",
     "suspicion",
+    "unprotected",
 ]
 
 _LARGE = (
@@ -75,15 +77,25 @@ def chance_text(delta: float) -> str:
 
 
 def protected(guarantee: Guarantee) -> str:
-    """What the guarantee is about: a row, or the rows of a unit of privacy."""
-    return "one row" if guarantee.unit is None else f"all rows with one value of {shown(guarantee.unit)}"
+    """What the guarantee is about: a row but for what is public of it, or the rows of a unit of privacy."""
+    if guarantee.unit is not None:
+        return f"all rows with one value of {shown(guarantee.unit)}"
+    return f"one row{unprotected(guarantee)}"
+
+
+def unprotected(guarantee: Guarantee) -> str:
+    """The column of the protected rows that is public, as it decides their shards; empty if none is."""
+    key = guarantee.placed_by
+    return "" if key is None or key == guarantee.unit else f" but its {shown(key)}"
 
 
 def suspicion(guarantee: Guarantee) -> str:
     """The claim that an attacker weighs, under the relation of the guarantee."""
     if guarantee.relation is Relation.REPLACE_ONE:
         return f"guesses the values of {protected(guarantee)}"
-    return f"guesses that {protected(guarantee)} took part, rather than being blanked out"
+    part = f" in all{unprotected(guarantee)}" if unprotected(guarantee) else ""
+    whole = replace(guarantee, placed_by=None)
+    return f"guesses that {protected(whole)} took part, rather than being blanked out{part}"
 
 
 def belief_text(guarantee: Guarantee) -> str:

@@ -12,7 +12,15 @@ from pg_dpml.evaluation.metrics import left_out_words
 from pg_dpml.ledger.models import Charge, Model
 from pg_dpml.names import shown
 from pg_dpml.privacy.guarantee import Guarantee
-from pg_dpml.privacy.meaning import chance_text, odds_factor, posterior, protected, share_text, suspicion
+from pg_dpml.privacy.meaning import (
+    chance_text,
+    odds_factor,
+    posterior,
+    protected,
+    share_text,
+    suspicion,
+    unprotected,
+)
 from pg_dpml.reports import page, plots
 from pg_dpml.reports.comparison_report import (
     COMPARISON_HEAD,
@@ -33,7 +41,16 @@ from pg_dpml.reports.model_report import (
     spending_text,
 )
 from pg_dpml.reports.page import escape, is_long
-from pg_dpml.reports.words import NOT_PRIVATE, guarantee_of, passes_text, settings_text, size_text
+from pg_dpml.reports.words import (
+    NOT_PRIVATE,
+    changes_text,
+    guarantee_of,
+    passes_text,
+    public_text,
+    settings_text,
+    shards_lines,
+    size_text,
+)
 from pg_dpml.runs.compare import Comparison
 
 __all__ = ["comparison_html", "model_html"]
@@ -139,18 +156,14 @@ Whatever is computed from the model reveals no more.</p>
 
 
 def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
-    unit = "one row of the table; one person must have one row"
+    unit = f"one row of the table{unprotected(guarantee)}; one person must have one row"
     if guarantee.unit is not None:
         unit = f"{protected(guarantee)}, of which at most {guarantee.max_rows_per_unit} are used"
     return [
         ("Guarantee", f"({guarantee.epsilon:g}, {guarantee.delta:.3g})-differential privacy"),
         ("Protected unit", unit),
-        ("Neighbours", f"{guarantee.relation.value}: {guarantee.relation.meaning(guarantee.unit)}"),
-        (
-            "Public",
-            "names of table and columns, bounds, category levels, classes, the number of rows, the training "
-            "settings, and everything on this page",
-        ),
+        ("Neighbours", f"{guarantee.relation.value}: {changes_text(guarantee)}"),
+        ("Public", f"{public_text(guarantee)}, the classes, and everything on this page"),
         (
             "Assumed",
             "bounds and levels come from the meaning of the columns and not from the rows; nobody else reads "
@@ -355,6 +368,7 @@ def _provenance(model: Model, versions: Mapping[str, str]) -> str:
         *((("Filter", str(training["where"])),) if training.get("where") else ()),
         ("Method", f"{model.method}, loss {model.loss}, {passes_text(training.get('passes'))}"),
         *((("Settings", settings),) if (settings := settings_text(training)) else ()),
+        *shards_lines(training),
         ("Features", f"{model.n_features:,}, {bounds}"),
         ("Stored", f"{model.created_at:%Y-%m-%d %H:%M %Z} by {model.owner}" if model.created_at else ""),
         ("Charge", "none" if model.charge is None else f"entry {model.charge} of dpml.ledger"),

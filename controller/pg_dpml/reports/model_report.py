@@ -21,6 +21,7 @@ from pg_dpml.reports.words import (
     guarantee_text,
     passes_text,
     settings_text,
+    shards_lines,
     size_text,
     stored_text,
 )
@@ -131,6 +132,7 @@ def model_text(model: Model) -> str:
         f"Trained on  {visible(str(training.get('table_name')))}, {_size_text(model)}, "
         + passes_text(training.get("passes")),
         *([f"Settings    {settings}"] if (settings := settings_text(training)) else []),
+        *(f"{heading:<12}{text}" for heading, text in shards_lines(training)),
         f"Stored      {stored_text(model)} by {shown(model.owner or '')}"
         + ("" if model.charge is None else f", charged as entry {model.charge} of dpml.ledger"),
         f"Guarantee   {guarantee_text(guarantee_of(model))}",

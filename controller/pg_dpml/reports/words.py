@@ -11,20 +11,24 @@ from pg_dpml.ledger.models import Model
 from pg_dpml.ledger.records import PrivacyRecord
 from pg_dpml.names import shown
 from pg_dpml.privacy.guarantee import Guarantee
-from pg_dpml.privacy.meaning import belief_text, odds_factor, protected
+from pg_dpml.privacy.meaning import belief_text, odds_factor, protected, unprotected
+from pg_dpml.training.plan import shards_text
 
 __all__ = [
     "NOT_PRIVATE",
     "SHOWN",
     "WHITENED",
     "aligned_lines",
+    "changes_text",
     "filled_lines",
     "guarantee_of",
     "guarantee_text",
     "neighbours_text",
     "passes_text",
     "promise_lines",
+    "public_text",
     "settings_text",
+    "shards_lines",
     "size_text",
     "stored_text",
 ]
@@ -78,14 +82,25 @@ def guarantee_text(guarantee: Guarantee | None) -> str:
 
 def neighbours_text(guarantee: Guarantee) -> str:
     """Which tables the guarantee holds between, and what is public in both."""
+    return f"{changes_text(guarantee)}. Public: {public_text(guarantee)}."
+
+
+def changes_text(guarantee: Guarantee) -> str:
+    """How neighbours may differ."""
     used = "" if guarantee.unit is None else f", and at most {guarantee.max_rows_per_unit} of them are used"
+    kept = ""
+    if unprotected(guarantee):
+        kept = f", and the row's {shown(str(guarantee.placed_by))} stays the same"
+    return f"{guarantee.relation.meaning(guarantee.unit)}{kept}{used}"
+
+
+def public_text(guarantee: Guarantee) -> str:
+    """What an attacker is taken to know of both neighbours."""
     placed = ""
     if guarantee.placed_by is not None:
         placed = f"in which shard a row lies, by its {shown(guarantee.placed_by)}, "
     return (
-        f"{guarantee.relation.meaning(guarantee.unit)}{used}. "
-        f"Public: the table's and columns' names, bounds, levels, the number of rows, {placed}"
-        "the training settings."
+        f"the table's and columns' names, bounds, levels, the number of rows, {placed}the training settings"
     )
 
 
@@ -131,6 +146,12 @@ def settings_text(training: Mapping[str, Any]) -> str:
             value = f"{value:.4g}"
         said.append(words if value is True else f"{words} {value}")
     return ", ".join(said)
+
+
+def shards_lines(training: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Heading and text of a record of training that made a model of each shard; else none."""
+    units = [int(one["rows"]) for one in training.get("shards", ())]
+    return [("Shards", shards_text(units))] if units else []
 
 
 def stored_text(model: Model) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "budget_warnings",
     "privacy_warnings",
     "require_models",
+    "shards_text",
 ]
 
 WARN_BUDGET = 20.0
@@ -209,6 +210,16 @@ def privacy_warnings(problem: Problem, privacy: PrivacySpec, delta: float) -> li
     if privacy.epsilon > 20.0:
         found.append(f"epsilon = {privacy.epsilon:g} promises next to nothing; values up to 10 are usual")
     return found
+
+
+def shards_text(units: Sequence[int]) -> str:
+    """What a run does that trains on each shard by itself, by their units of privacy."""
+    some = [one for one in units if one > 0] or [0]
+    sizes = f"{some[0]:,}" if min(some) == max(some) else f"{min(some):,} to {max(some):,}"
+    return (
+        f"{len(some)} with rows, of {sizes} units: the passes are over each by itself, and the model is the "
+        "mean of their models, weighted by their units"
+    )
 
 
 def require_models(method: str, problem: Problem, models: int) -> None:
