@@ -507,8 +507,10 @@ def test_a_run_that_takes_shards_for_public_is_for_a_budget_of_units_that_decide
     database: str, connection: psycopg.Connection
 ) -> None:
     open_budget(database)
-    with pytest.raises(GuaranteeError, match="protects a row whatever its id is, which by_shards takes for"):
+    with pytest.raises(GuaranteeError, match="protects a row whatever its id is, which by_shards") as refused:
         charge(database, replace(TENTH, placed_by="id"))
+    assert str(refused.value).endswith("takes for public: leave by_shards out")
+    assert refused.value.plain.endswith("takes for public")
     assert scalar(connection, "SELECT count(*) FROM dpml.ledger") == 0
     open_budget(database, unit="id")
     charge(database, Guarantee(0.1, 0.0, Relation.REPLACE_ONE, "id", 3, placed_by="id"))

@@ -232,6 +232,7 @@ def require_placement(budget: Budget, guarantee: Guarantee) -> None:
     Raises
     ------
     GuaranteeError
+        The message says what to leave out.
 
     Notes
     -----
@@ -240,11 +241,11 @@ def require_placement(budget: Budget, guarantee: Guarantee) -> None:
     key = guarantee.placed_by
     if key is None or key == guarantee.unit:
         return
-    raise GuaranteeError(
+    fault = (
         f"the budget of data set {shown(budget.dataset)} protects a row whatever its {shown(key)} is, which "
-        "by_shards takes for public: leave by_shards out, or charge a budget whose unit of privacy is "
-        f"{shown(key)}"
+        "by_shards takes for public"
     )
+    raise GuaranteeError(f"{fault}: leave by_shards out", plain=fault)
 
 
 def _opening_command(budget: Budget) -> str:
