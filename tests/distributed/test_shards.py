@@ -350,14 +350,24 @@ def test_the_plan_says_what_is_public_and_where(two: Cluster) -> None:
     ("table", "more", "reason"),
     [
         ("plain", {}, "plain is none: leave by_shards out"),
-        ("points", {"unit": "person", "max_rows_per_unit": 3}, "as the table is distributed by id, not by"),
+        (
+            "points",
+            {"unit": "person", "max_rows_per_unit": 3},
+            "by id, not by person: leave by_shards out, or distribute the table by person",
+        ),
         ("points", {"where": "id IN (SELECT 1)", "definition_is_public": True}, "may read other tables"),
-        ("points", {"where": "random() < 0.5", "definition_is_public": True}, "chooses the same rows"),
+        (
+            "points",
+            {"where": "random() < 0.5", "definition_is_public": True},
+            "a moment ago: a shard was moved or split, or the filter chooses other rows each time; try again",
+        ),
         ("seen", {"definition_is_public": True}, "a view or a partitioned table has no shards of its own"),
         (
             "points",
             {"columns": (Column("id", lower=0, upper=10),)},
-            "id decides, so that this can be neither",
+            "by_shards makes the values of id public, because they decide in which shard a row lies, so id "
+            "can be neither a feature nor the label: leave by_shards out, or distribute the table by another "
+            "column",
         ),
     ],
 )
@@ -381,7 +391,7 @@ def test_refused_before_the_charge(
 def test_neither_on_one_server_nor_to_tune_or_with_the_certified_solver(one: Cluster, two: Cluster) -> None:
     with pytest.raises(SpecError, match=r"by_shards trains on each shard .* points is none"):
         plan(one.dsn, spec(), PRIVACY, by_shards())
-    with pytest.raises(SpecError, match="tuning and comparisons cannot; leave by_shards out"):
+    with pytest.raises(SpecError, match="dpml train does that, and tuning cannot: leave by_shards out"):
         tune(two.dsn, spec(), PRIVACY, Grid({"passes": [1, 2]}, by_shards()), name="tuned")
     with pytest.raises(SpecError, match="by_shards belongs to solver = sgd"):
         plan(two.dsn, spec(), PRIVACY, by_shards(lambda_=0.1, solver="certified"))
@@ -399,7 +409,10 @@ def test_a_pass_over_other_rows_of_a_shard_than_were_counted_fails_the_run(
         return ShardUnits(key, (first + 1, second - 1, *rest))
 
     monkeypatch.setattr(PLANNING + ".count_shard_units", moved)
-    with pytest.raises(RunFailedError, match=r"did not see every packed row of its shard.*stay charged"):
+    moved_rows = (
+        r"did not see every packed row of its shard, which may have been moved or split.*stay charged"
+    )
+    with pytest.raises(RunFailedError, match=moved_rows):
         trained(two, spec())
     assert work_tables(two) == []
 

@@ -85,6 +85,21 @@ class Distribution:
 
 
 @dataclass(frozen=True)
+class _Obstacle:
+    """Why rows cannot stay on the workers.
+
+    Attributes
+    ----------
+    reason : str
+    fix : str
+        What lets them stay.
+    """
+
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
 class Whereabouts:
     """Where the rows of a run are packed and summed.
 
@@ -94,10 +109,13 @@ class Whereabouts:
         Of a table whose rows stay on the workers; None: they are packed on the server that is asked.
     text : str
         What a plan says of it; empty for a table that is not distributed.
+    obstacle : _Obstacle or None
+        Why rows of a distributed table do not stay on the workers.
     """
 
     distribution: Distribution | None = None
     text: str = ""
+    obstacle: _Obstacle | None = None
 
 
 class ShardUnits(NamedTuple):
@@ -148,9 +166,10 @@ def whereabouts(
     rows = _distributed_tables(session, source.table)
     if not rows:
         return Whereabouts()
-    reason = _reason_to_travel(session, source, rows, needs_order and not by_shards)
-    if reason is not None:
-        return Whereabouts(None, f"{_TRAVEL}{reason}")
+    obstacle = _obstacle(session, source, rows, needs_order and not by_shards)
+    if obstacle is not None:
+        text = f"the rows travel to the coordinator and are packed there: {obstacle.reason}"
+        return Whereabouts(None, text, obstacle)
     shards = _shards_of(session, source.table.identifier)
     where = f"packed and summed on the workers, in {len(shards.numbers)} shards: only sums travel"
     if by_shards:
@@ -159,9 +178,6 @@ def whereabouts(
             "models travel, to be averaged before they get their noise"
         )
     return Whereabouts(Distribution(rows[0][1], shards), where)
-
-
-_TRAVEL = "the rows travel to the coordinator and are packed there: "
 
 
 def count_shard_units(session: Session, source: Source, n_units: int) -> ShardUnits:
@@ -177,7 +193,7 @@ def count_shard_units(session: Session, source: Source, n_units: int) -> ShardUn
     Raises
     ------
     SpecError
-        If the rows cannot be trained on shard by shard, or the filter chose other rows than before.
+        If the rows cannot be trained on shard by shard, or are others than before.
 
     Notes
     -----
@@ -185,19 +201,17 @@ def count_shard_units(session: Session, source: Source, n_units: int) -> ShardUn
     """
     place = whereabouts(session, source, needs_order=True, by_shards=True)
     if place.distribution is None:
-        if not place.text:
+        if place.obstacle is None:
             raise SpecError(
                 "by_shards trains on each shard of a distributed table of Citus, and "
                 f"{shown(source.table.name)} is none: leave by_shards out"
             )
-        reason = place.text.removeprefix(_TRAVEL)
-        raise SpecError(f"by_shards needs rows that stay on the workers: {reason}; or leave by_shards out")
-    key, shards = place.distribution.key, place.distribution.shards
-    if key in (*columns_read(source.encoder), source.encoder["label"]["name"]):
         raise SpecError(
-            f"by_shards makes public in which shard a row lies, which {shown(key)} decides, so that this can "
-            "be neither a feature nor the label: distribute the table by an id, or leave by_shards out"
+            f"by_shards needs rows that stay on the workers: {place.obstacle.reason}: leave by_shards out, "
+            f"or {place.obstacle.fix}"
         )
+    key, shards = place.distribution.key, place.distribution.shards
+    _require_no_feature(session, source, key)
     # Of the shard's name, as the server of the shard has it.
     number = sql.SQL(
         "pg_catalog.substring(t.tableoid::pg_catalog.regclass::pg_catalog.text, '([0-9]+)\"?$')"
@@ -222,8 +236,25 @@ def count_shard_units(session: Session, source: Source, n_units: int) -> ShardUn
     )
     units = tuple(found.get(shard, 0) for shard in shards.numbers)
     if sum(units) != n_units or sum(found.values()) != n_units:
-        raise SpecError("by_shards needs a filter that chooses the same rows whenever it is asked")
+        raise SpecError(
+            "by_shards found other rows in the shards than when they were counted a moment ago: a shard was "
+            "moved or split, or the filter chooses other rows each time; try again"
+        )
     return ShardUnits(key, units)
+
+
+def _require_no_feature(session: Session, source: Source, key: str) -> None:
+    """Refuse a feature or label that is the distribution column.
+
+    Source: privacy/README.md, "Models of shards".
+    """
+    used = [*columns_read(source.encoder), source.encoder["label"]["name"]]
+    public = (
+        f"by_shards makes the values of {shown(key)} public, because they decide in which shard a row lies"
+    )
+    advice = "leave by_shards out, or distribute the table by another column"
+    if key in used:
+        raise SpecError(f"{public}, so {shown(key)} can be neither a feature nor the label: {advice}")
 
 
 def is_distributed(session: Session, table: SourceTable) -> bool:
@@ -292,23 +323,32 @@ def _distributed_tables(
     )
 
 
-def _reason_to_travel(
+def _obstacle(
     session: Session, source: Source, found: Sequence[tuple[str, str]], needs_order: bool
-) -> str | None:
+) -> _Obstacle | None:
     """Why the rows cannot stay on the workers; None if they can."""
     if source.table.kind != "r":
-        return "a view or a partitioned table has no shards of its own"
+        return _Obstacle(
+            "a view or a partitioned table has no shards of its own",
+            "name a table that is distributed itself",
+        )
     ((method, key),) = found[:1]
     if method != "h":
-        return "the table is not distributed by the hash of a column"
+        return _Obstacle(
+            "the table is not distributed by the hash of a column", "distribute it by the hash of a column"
+        )
     if needs_order:
-        return "the method takes all rows in one random order"
+        return _Obstacle("the method takes all rows in one random order", "take another method")
     if source.where is not None and re.search("select|table", source.where, re.IGNORECASE):
-        return "the filter may read other tables, which a worker cannot"
+        return _Obstacle(
+            "the filter may read other tables, which a worker cannot",
+            "take a filter without the words select and table",
+        )
     if source.unit is not None and source.unit != key:
-        return (
+        return _Obstacle(
             f"the rows of a unit may lie in several shards, as the table is distributed by {shown(key)}, "
-            f"not by {shown(source.unit)}"
+            f"not by {shown(source.unit)}",
+            f"distribute the table by {shown(source.unit)}",
         )
     replicated, domain = session.fetch_one(
         sql.SQL(
@@ -323,9 +363,15 @@ def _reason_to_travel(
         {"table": source.table.oid, "key": key},
     )
     if replicated:
-        return "each shard is on several workers, of which Citus asks now one and now another"
+        return _Obstacle(
+            "each shard is on several workers, of which Citus asks now one and now another",
+            "distribute the table again with citus.shard_replication_factor = 1",
+        )
     if domain:
-        return f"the type of {shown(key)} is a domain, which may not allow the empty column of a work table"
+        return _Obstacle(
+            f"the type of {shown(key)} is a domain, which may not allow the empty column of a work table",
+            "distribute the table by a column of another type",
+        )
     return None
 
 

@@ -95,7 +95,7 @@ def sgd_of_shards(problem: Problem, make: Callable[[Problem], Sgd]) -> ShardedSg
     if problem.shards is None:
         raise SpecError(
             "by_shards trains on each shard of a distributed table of Citus, with all rows where they are: "
-            "dpml train does that, and tuning and comparisons cannot; leave by_shards out"
+            "dpml train does that, and tuning cannot: leave by_shards out"
         )
     units = problem.shards.units
     return ShardedSgd(tuple(make(replace(problem, n_units=one, shards=None)) for one in units), units)
@@ -161,4 +161,7 @@ def _require_units(
 
 
 def _missed() -> RunFailedError:
-    return RunFailedError("a pass did not see every packed row of its shard, and no model was stored")
+    return RunFailedError(
+        "a pass did not see every packed row of its shard, which may have been moved or split after its rows "
+        "were counted, and no model was stored"
+    )
