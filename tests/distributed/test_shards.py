@@ -388,6 +388,31 @@ def test_refused_before_the_charge(
     assert connection.execute("SELECT count(*) FROM dpml.ledger").fetchone() == before
 
 
+@pytest.mark.parametrize("role", ["feature", "label"])
+def test_what_is_generated_from_the_distribution_column_is_refused(
+    two: Cluster, connection: psycopg.Connection, role: str
+) -> None:
+    connection.execute(
+        "CREATE TABLE derived (id int, x float8[], yes bool, one int, "
+        "two int GENERATED ALWAYS AS (id * 2) STORED, own int GENERATED ALWAYS AS (one + 1) STORED)"
+    )
+    number = Label("number", lower=-1, upper=1)
+    try:
+        connection.execute("SELECT create_distributed_table('derived', 'id')")
+        connection.execute("INSERT INTO derived SELECT id, x, yes, id % 5 FROM points")
+
+        def decide(name: str) -> Any:
+            column = Column("own" if role == "label" else name, lower=0, upper=10)
+            label = replace(number, column=name) if role == "label" else LABELS["binary"]
+            return plan(two.dsn, DataSpec("derived", label, (column,)), PRIVACY, by_shards())
+
+        with pytest.raises(SpecError, match="so two, which is generated from them, can be neither a feature"):
+            decide("two")
+        assert decide("one" if role == "label" else "own").problem.shards is not None
+    finally:
+        connection.execute("DROP TABLE derived")
+
+
 def test_neither_on_one_server_nor_to_tune_or_with_the_certified_solver(one: Cluster, two: Cluster) -> None:
     with pytest.raises(SpecError, match=r"by_shards trains on each shard .* points is none"):
         plan(one.dsn, spec(), PRIVACY, by_shards())

@@ -244,7 +244,7 @@ def count_shard_units(session: Session, source: Source, n_units: int) -> ShardUn
 
 
 def _require_no_feature(session: Session, source: Source, key: str) -> None:
-    """Refuse a feature or label that is the distribution column.
+    """Refuse a feature or label that is the distribution column, or that PostgreSQL generates from it.
 
     Source: privacy/README.md, "Models of shards".
     """
@@ -255,6 +255,24 @@ def _require_no_feature(session: Session, source: Source, key: str) -> None:
     advice = "leave by_shards out, or distribute the table by another column"
     if key in used:
         raise SpecError(f"{public}, so {shown(key)} can be neither a feature nor the label: {advice}")
+    generated = session.fetch(
+        sql.SQL(
+            "SELECT a.attname FROM pg_catalog.pg_attribute AS a "
+            "JOIN pg_catalog.pg_attrdef AS e ON e.adrelid = a.attrelid AND e.adnum = a.attnum "
+            "JOIN pg_catalog.pg_depend AS d ON d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass "
+            "AND d.objid = e.oid AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass "
+            "AND d.refobjid = a.attrelid "
+            "JOIN pg_catalog.pg_attribute AS k ON k.attrelid = a.attrelid AND k.attnum = d.refobjsubid "
+            "WHERE a.attrelid = %(table)s::pg_catalog.oid AND a.attgenerated <> '' "
+            "AND k.attname = %(key)s AND a.attname = ANY (%(used)s) ORDER BY a.attnum LIMIT 1"
+        ),
+        {"table": source.table.oid, "key": key, "used": used},
+    )
+    for (name,) in generated:
+        raise SpecError(
+            f"{public}, so {shown(name)}, which is generated from them, can be neither a feature nor the "
+            f"label: {advice}"
+        )
 
 
 def is_distributed(session: Session, table: SourceTable) -> bool:

@@ -184,9 +184,9 @@ class BoltOn(PrivateMethod[BoltOnOptions]):
             sensitivity="max_p (n_p/n) Delta_p, with Delta_p by the recursion for the n_p units of shard p: "
             "with strongly convex steps D/(lambda n), as of all rows together. Rounding: that of a shard's "
             "run, and of the mean.",
-            checked="All rows of a unit lie in one shard; the column of the distribution is neither a "
-            "feature nor the label; the n_p are counted before the charge, and every pass counts the rows "
-            "of every shard.",
+            checked="All rows of a unit lie in one shard; the column of the distribution, or one generated "
+            "from it, is neither a feature nor the label; the n_p are counted before the charge, and every "
+            "pass counts the rows of every shard.",
             charged="(epsilon, delta); delta = 0 as above. In which shard a row lies is public: neighbours "
             "have the same values of the column by which the table is distributed.",
             corrected="Weights n_p/n in place of equal ones, with which the units of small shards would "
