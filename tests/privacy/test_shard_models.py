@@ -126,6 +126,30 @@ def test_by_default_the_noise_is_that_of_one_run_over_all_rows(
         assert plan.noise.score_stddev == pytest.approx(whole.noise.score_stddev, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("units", "options", "warned"),
+    [
+        ((10,) * 2000, {}, True),
+        ((10,) * 2000, {"lambda_": 1e-4}, True),
+        ((10,) * 2000, {"passes": 500}, False),
+        ((10,) * 2000, {"lambda_": 0.1, "schedule": "strongly_convex"}, False),
+        ((10_000, 10_000), {}, False),
+        ((0, 0), {}, False),
+    ],
+)
+def test_shards_too_small_for_the_steps_that_epsilon_allows_are_warned_of(
+    units: tuple[int, ...], options: Mapping[str, Any], *, warned: bool
+) -> None:
+    plan = by_shards(units, **options)
+    found = [
+        text
+        for text in plan.warnings
+        if "20 passes over shards of at most 10 units, in batches of 10," in text
+    ]
+    assert len(found) == warned
+    assert not warned or not any("too little to learn much from" in text for text in plan.warnings)
+
+
 def test_no_shard_has_a_row() -> None:
     plan = by_shards((0, 0))
     assert plan.noise.scale == 0.0

@@ -28,6 +28,7 @@ from pg_dpml.kernels import FloatArray, Loss
 from pg_dpml.methods.model_averaging import ShardedSgd, run_on_shards, sgd_of_shards
 from pg_dpml.privacy import knorm, resolution
 from pg_dpml.privacy.choice import NoiseChoice, choose_noise
+from pg_dpml.privacy.meaning import share_text
 from pg_dpml.privacy.noise import output
 from pg_dpml.privacy.noise.output import ReleaseNoise
 from pg_dpml.spec.privacy import PrivacySpec
@@ -69,6 +70,9 @@ WARN_ROUNDING = 0.1
 
 WARN_STEP_SUM = 20.0
 """Total step length below which a model hardly leaves zero."""
+
+WARN_SHARE_OF_STEPS = 0.1
+"""Share of the budget's step length below which the passes over small shards waste most of epsilon."""
 
 WARN_SCORE_NOISE = 1.0
 """Noise in a score above which a model says little: logits of real models are a few units."""
@@ -216,6 +220,8 @@ class _Steps:
     step_size: float
     batch_size: int
     passes: int
+    length: float = 0.0
+    """Of all steps together, as the budget allows it; 0 where the schedule fixes it."""
 
 
 def _gradient_change(problem: Problem, privacy: PrivacySpec, loss: Loss) -> float:
@@ -275,7 +281,7 @@ def _default_steps(problem: Problem, privacy: PrivacySpec, options: BoltOnOption
     steps = passes * batches
     # sum of 1 / sqrt t over t = 1 .. T is at most 2 sqrt T - 1
     units = float(steps) if schedule == "constant" else 2.0 * math.sqrt(steps) - 1.0
-    return _Steps(schedule, tau / units, batch_size, passes)
+    return _Steps(schedule, tau / units, batch_size, passes, tau)
 
 
 def _choose_solver(options: BoltOnOptions) -> str:
@@ -332,7 +338,16 @@ def _plan_sgd(problem: Problem, privacy: PrivacySpec, options: BoltOnOptions, lo
         work = passes(DEFAULT_RADIUS)
         moved = _measure(problem, privacy, work)
     warnings = []
-    if problem.n_units > 0 and moved.step_sum < WARN_STEP_SUM:
+    own = problem.shards.units if options.by_shards and problem.shards is not None else ()
+    by_default = options.passes is None and options.step_size is None and problem.n_units > 0
+    if own and by_default and moved.step_sum < WARN_SHARE_OF_STEPS * steps.length:
+        share = share_text(moved.step_sum / steps.length)
+        warnings.append(
+            f"{steps.passes} passes over shards of at most {max(own):,} units, in batches of "
+            f"{steps.batch_size:,}, leave {share} of the step length that epsilon allows: give more passes, "
+            "distribute the table in fewer shards, or leave by_shards out"
+        )
+    elif problem.n_units > 0 and moved.step_sum < WARN_STEP_SUM:
         warnings.append(
             f"all steps together have length {moved.step_sum:.2g}, too little to learn much from: this many "
             "rows allow it only with a larger epsilon"
