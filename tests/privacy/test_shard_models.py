@@ -104,7 +104,7 @@ def test_any_change_of_one_row_in_any_shard(seed: int) -> None:
 
 
 @pytest.mark.parametrize("units", [(500,), (250, 250), (400, 90, 10), (10,) * 50])
-def test_with_strongly_convex_steps_shards_cost_nothing(units: tuple[int, ...]) -> None:
+def test_with_strongly_convex_steps_and_no_average_shards_cost_nothing(units: tuple[int, ...]) -> None:
     plan = by_shards(units, lambda_=0.1, schedule="strongly_convex", clip=0.5, batch_size=1)
     together = 2.0 * 0.5 / (0.1 * sum(units))
     # Of ten steps in a pass the first is capped, which a row sees that comes then, and no other.

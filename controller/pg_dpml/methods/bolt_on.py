@@ -98,7 +98,8 @@ class BoltOnOptions(SgdOptions):
     )
     by_shards: bool = option(
         Flag(),
-        "Train on each shard of a distributed table by itself, where it is; the model is the mean of theirs.",
+        "Train on each shard of a table distributed by Citus, on its worker, and release the mean of these "
+        "models. The values of the column that distributes the table become public.",
         default=False,
     )
 
@@ -186,8 +187,8 @@ class BoltOn(PrivateMethod[BoltOnOptions]):
             theorem="Plain SGD on each shard of a distributed table by itself; the mean of the models, "
             'weighted by their units, gets one noise ("Models of shards").',
             sensitivity="max_p (n_p/n) Delta_p, with Delta_p by the recursion for the n_p units of shard p: "
-            "with strongly convex steps D/(lambda n), as of all rows together. Rounding: that of a shard's "
-            "run, and of the mean.",
+            "with strongly convex steps, without an average, at most D/(lambda n). Rounding: that of a "
+            "shard's run, and of the mean.",
             checked="All rows of a unit lie in one shard; the column of the distribution, or one generated "
             "from it, is neither a feature nor the label; the n_p are counted before the charge, and every "
             "pass counts the rows of every shard.",
