@@ -15,10 +15,8 @@ import psycopg
 import pytest
 
 from citus import Cluster, Servers, address, started_servers, why_not
+from helpers.points import FEATURES, N
 from pg_dpml.privacy import selection
-
-FEATURES = 4
-N = 2000
 
 
 @pytest.fixture(scope="session")

@@ -13,20 +13,12 @@ import psycopg
 import pytest
 
 from citus import Cluster
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, RunFailedError, SpecError, TrainSpec, plan, train
+from helpers.points import PRIVACY, N, spec
+from pg_dpml import DataSpec, RunFailedError, SpecError, TrainSpec, plan, train
 from pg_dpml.blocks import distributed, query
 from pg_dpml.database.session import Session, sql
 
-FEATURES = 4
-N = 2000
 RUNS_TRAIN = "pg_dpml.runs.train"
-COLUMNS = (Column("x", length=FEATURES, lower=-1, upper=1),)
-LABELS = {
-    "binary": Label("yes", positive="true"),
-    "multiclass": Label("kind", classes=("a", "b", "c")),
-    "regression": Label("number", lower=-1, upper=1),
-}
-PRIVACY = PrivacySpec(2.0, 1e-6)
 
 RUNS: list[tuple[str, str, Mapping[str, Any]]] = [
     ("auto", "binary", {}),
@@ -42,10 +34,6 @@ RUNS: list[tuple[str, str, Mapping[str, Any]]] = [
     ("lbfgs", "binary", {}),
     ("majority", "multiclass", {}),
 ]
-
-
-def spec(task: str = "binary", table: str = "points", **more: Any) -> DataSpec:
-    return DataSpec(table, LABELS[task], COLUMNS, **more)
 
 
 def trained(cluster: Cluster, data: DataSpec, method: str, options: Mapping[str, Any]) -> Any:

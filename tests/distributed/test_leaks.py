@@ -11,12 +11,12 @@ import pytest
 
 from citus import Cluster
 from helpers import leaks
+from helpers.points import PRIVACY
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, RunFailedError, TrainSpec, evaluate, train
 from pg_dpml.blocks.distributed import ShardedBlocks, Shards
 from pg_dpml.database.session import sql
 
 DATA = DataSpec("points", Label("yes", positive="true"), (Column("x", length=4, lower=-1, upper=1),))
-PRIVACY = PrivacySpec(2.0, 1e-6)
 
 RUNS: list[tuple[str, Mapping[str, Any]]] = [
     ("auto", {}),

@@ -11,17 +11,11 @@ import psycopg
 import pytest
 
 from citus import Cluster
-from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, SpecError, TrainSpec, compare, train, tune
+from helpers.points import COLUMNS, LABELS, PRIVACY
+from pg_dpml import DataSpec, Grid, SpecError, TrainSpec, compare, train, tune
 from pg_dpml.tables.checks import check_table
 from pg_dpml.training.method import methods
 
-COLUMNS = (Column("x", length=4, lower=-1, upper=1),)
-LABELS = {
-    "binary": Label("yes", positive="true"),
-    "multiclass": Label("kind", classes=("a", "b", "c")),
-    "regression": Label("number", lower=-1, upper=1),
-}
-PRIVACY = PrivacySpec(2.0, 1e-6)
 ORDERED = {
     *(
         "bolt-on",

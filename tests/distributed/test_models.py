@@ -15,6 +15,7 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 from citus import Cluster
+from helpers.points import PRIVACY
 from pg_dpml import Column, DataSpec, Label, PrivacySpec, TrainSpec, cli, evaluate, predict, train
 from pg_dpml.database.database import Database
 from pg_dpml.ledger import models as registry
@@ -22,7 +23,6 @@ from pg_dpml.ledger import nodes
 from pg_dpml.server.workers import examine_workers
 
 DATA = DataSpec("points", Label("yes", positive="true"), (Column("x", length=4, lower=-1, upper=1),))
-PRIVACY = PrivacySpec(2.0, 1e-6)
 MODELS = ("whitened", "it's one's", "several")
 """Of them the second has quotes in its name."""
 

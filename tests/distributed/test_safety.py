@@ -22,6 +22,7 @@ from psycopg import conninfo, sql
 from typer.testing import CliRunner
 
 from citus import Cluster
+from helpers.points import PRIVACY
 from pg_dpml import (
     Column,
     DataSpec,
@@ -44,7 +45,6 @@ from pg_dpml.runs import datasets, requests
 from pg_dpml.server.workers import examine_workers
 
 COLUMNS = (Column("x", length=4, lower=-1, upper=1),)
-PRIVACY = PrivacySpec(2.0, 1e-6)
 DP_GD = TrainSpec("dp-gd")
 HOSTILE = Path(__file__).parents[1] / "database" / "hostile.sql"
 

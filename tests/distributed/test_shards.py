@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from citus import Cluster
 from helpers import replay
+from helpers.points import COLUMNS, LABELS, PRIVACY, N, spec
 from pg_dpml import (
     Column,
     DataSpec,
@@ -46,14 +47,6 @@ from pg_dpml.methods import bolt_on
 from pg_dpml.reports.model_report import model_text
 from pg_dpml.reports.plan_report import plan_text
 
-N = 2000
-COLUMNS = (Column("x", length=4, lower=-1, upper=1),)
-LABELS = {
-    "binary": Label("yes", positive="true"),
-    "multiclass": Label("kind", classes=("a", "b", "c")),
-    "regression": Label("number", lower=-1, upper=1),
-}
-PRIVACY = PrivacySpec(2.0, 1e-6)
 PLANNING = "pg_dpml.runs.planning"
 
 WAYS: list[tuple[str, Mapping[str, Any]]] = [
@@ -62,10 +55,6 @@ WAYS: list[tuple[str, Mapping[str, Any]]] = [
     ("regression", {"schedule": "sqrt_decreasing", "passes": 3, "batch_size": 7, "radius": 0.5}),
     ("binary", {"fresh_order": True, "passes": 3, "loss": "huber_svm"}),
 ]
-
-
-def spec(table: str = "points", task: str = "binary", **more: Any) -> DataSpec:
-    return DataSpec(table, LABELS[task], COLUMNS, **more)
 
 
 def by_shards(**options: Any) -> TrainSpec:
@@ -173,7 +162,7 @@ def test_the_same_order_gives_the_same_mean_on_any_number_of_workers(
     two: Cluster, four: Cluster, in_place: None, means: Means, table: str, more: Mapping[str, Any]
 ) -> None:
     for cluster in (two, four):
-        result = trained(cluster, spec(table, **more))
+        result = trained(cluster, spec(table=table, **more))
         assert "trained on the workers, in 4 shards" in result.plan.place
     if table == "points":
         np.testing.assert_array_equal(means.found[0], means.found[1])
@@ -200,7 +189,7 @@ def test_every_shard_has_an_order_of_its_own_and_a_fresh_one_where_asked(
         return take(blocks, *given)
 
     monkeypatch.setattr(ShardedBlocks, "sgd_pass", looked)
-    data = spec("visits", unit=unit, max_rows_per_unit=3 if unit else 1)
+    data = spec(table="visits", unit=unit, max_rows_per_unit=3 if unit else 1)
     for _ in range(2):
         trained(two, data, passes=2, fresh_order=fresh_order)
     first, again, other, _ = seen
@@ -231,7 +220,7 @@ def test_neighbours_move_the_mean_by_at_most_the_sensitivity(
     two: Cluster, connection: psycopg.Connection, in_place: None, means: Means, place: int, unit: str | None
 ) -> None:
     """Of each shard a unit's rows change, in one order."""
-    data = spec("near", unit=unit, max_rows_per_unit=3 if unit else 1)
+    data = spec(table="near", unit=unit, max_rows_per_unit=3 if unit else 1)
     for table in ("near", "near_too"):
         connection.execute(f"CREATE TABLE {table} (LIKE points)".encode())
         connection.execute(f"SELECT create_distributed_table('{table}', 'person')".encode())
@@ -286,7 +275,7 @@ def explained(
 
 @pytest.mark.parametrize("unit", [None, "person"])
 def test_no_row_leaves_its_worker(two: Cluster, monkeypatch: pytest.MonkeyPatch, unit: str | None) -> None:
-    data = spec("visits", unit=unit, max_rows_per_unit=3 if unit else 1)
+    data = spec(table="visits", unit=unit, max_rows_per_unit=3 if unit else 1)
     plans = explained(monkeypatch, two, data, passes=3, fresh_order=True)
     kinds: Counter[str] = Counter()
     for text, shown in plans:
@@ -309,7 +298,7 @@ def test_shards_without_rows(two: Cluster, connection: psycopg.Connection, ids: 
         connection.execute("SELECT create_distributed_table('few', 'id')")
         if ids:
             connection.execute(f"INSERT INTO few SELECT * FROM points {ids}".encode())
-        result = trained(two, spec("few"), passes=2)
+        result = trained(two, spec(table="few"), passes=2)
         assert min(result.plan.problem.shards.units) == 0
         assert bool(np.any(means.found[0])) == bool(ids)
         assert work_tables(two) == []
@@ -318,7 +307,7 @@ def test_shards_without_rows(two: Cluster, connection: psycopg.Connection, ids: 
 
 
 def test_a_unit_lies_in_one_shard_and_is_counted_there(two: Cluster, connection: psycopg.Connection) -> None:
-    decided = plan(two.dsn, spec("visits", unit="person", max_rows_per_unit=2), PRIVACY, by_shards())
+    decided = plan(two.dsn, spec(table="visits", unit="person", max_rows_per_unit=2), PRIVACY, by_shards())
     rows = connection.execute(
         "SELECT get_shard_id_for_distribution_column('visits', person), count(DISTINCT person) "
         "FROM (SELECT person FROM visits OFFSET 0) AS v GROUP BY 1"
@@ -504,8 +493,8 @@ def test_a_budget_that_protects_a_row_whatever_its_id_takes_no_run_by_shards(
             session, "strict", epsilon=Decimal(5), delta=Decimal("1e-5"), rule="gdp", tables=("strict",)
         )
     with pytest.raises(GuaranteeError, match="protects a row whatever its id is"):
-        trained(two, spec("strict"))
+        trained(two, spec(table="strict"))
     assert connection.execute(
         "SELECT count(*) FROM dpml.ledger WHERE table_name = 'public.strict'"
     ).fetchone() == (0,)
-    train(two.dsn, spec("strict"), PRIVACY, TrainSpec("dp-gd"), name="strict")
+    train(two.dsn, spec(table="strict"), PRIVACY, TrainSpec("dp-gd"), name="strict")
