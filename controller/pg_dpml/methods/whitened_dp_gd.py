@@ -70,7 +70,7 @@ SEVERAL_CLASSES = 0.9
 """Length of all steps with several classes, whose scores are compared, over that with one score, where noise
 ends it.
 
-Covertype at epsilon 0.1 gained 0.03 points."""
+With 0.85 Covertype at epsilon 0.1 gained 0.03 points."""
 
 WHITENED_STEPS = (10, 60)
 WHITENED_STEP_BUDGET = 200.0
