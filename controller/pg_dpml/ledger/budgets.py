@@ -238,8 +238,8 @@ def require_placement(budget: Budget, guarantee: Guarantee) -> None:
     -----
     Called after `require_unit`. Source: privacy/README.md, "Models of shards".
     """
-    key = guarantee.placed_by
-    if key is None or key == guarantee.unit:
+    key = guarantee.public_column
+    if key is None:
         return
     fault = (
         f"the budget of data set {shown(budget.dataset)} protects a row whatever its {shown(key)} is, which "

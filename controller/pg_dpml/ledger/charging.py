@@ -146,7 +146,6 @@ def charge(
                 f"left, and this run costs {budget.amount(cost)}: nothing was charged; {less}"
             )
         claim(session, budget, table)
-    placed = {} if guarantee.placed_by is None else {"placed_by": guarantee.placed_by}
     entry = models.charge(
         session,
         table_name=table_name(table),
@@ -156,9 +155,7 @@ def charge(
         delta=exact(guarantee.delta),
         relation=guarantee.relation.value,
         n_units=n_units,
-        mechanism=dict(mechanism)
-        | {"unit": guarantee.unit, "max_rows_per_unit": guarantee.max_rows_per_unit}
-        | placed,
+        mechanism=dict(mechanism) | guarantee.protects(),
     )
     if budget is not None:
         enter(session, budget, left.entries + 1, charge_key or str(uuid.uuid4()), entry, cost)

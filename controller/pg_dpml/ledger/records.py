@@ -39,12 +39,9 @@ class PrivacyRecord:
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored."""
-        unit: dict[str, Any] = {"unit": self.unit, "max_rows_per_unit": self.max_rows_per_unit}
         if self.guarantee is None:
-            return {"private": False} | unit
-        if self.guarantee.placed_by is not None:
-            unit["placed_by"] = self.guarantee.placed_by
-        return unit | {
+            return {"private": False, "unit": self.unit, "max_rows_per_unit": self.max_rows_per_unit}
+        return self.guarantee.protects() | {
             "private": True,
             "epsilon": self.guarantee.epsilon,
             "delta": self.guarantee.delta,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pg_dpml.spec.relation import Relation
 
@@ -36,3 +37,13 @@ class Guarantee:
     unit: str | None = None
     max_rows_per_unit: int = 1
     placed_by: str | None = None
+
+    @property
+    def public_column(self) -> str | None:
+        """The column of a protected row that is public; None where the whole row, or unit, is protected."""
+        return None if self.placed_by == self.unit else self.placed_by
+
+    def protects(self) -> dict[str, Any]:
+        """What is protected, as it is stored: a JSON-ready mapping."""
+        placed = {} if self.placed_by is None else {"placed_by": self.placed_by}
+        return {"unit": self.unit, "max_rows_per_unit": self.max_rows_per_unit} | placed

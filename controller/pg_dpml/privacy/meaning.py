@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from pg_dpml.names import shown
 from pg_dpml.privacy.guarantee import Guarantee
@@ -78,24 +77,27 @@ def chance_text(delta: float) -> str:
 
 def protected(guarantee: Guarantee) -> str:
     """What the guarantee is about: a row but for what is public of it, or the rows of a unit of privacy."""
-    if guarantee.unit is not None:
-        return f"all rows with one value of {shown(guarantee.unit)}"
-    return f"one row{unprotected(guarantee)}"
+    return f"{_rows(guarantee)}{unprotected(guarantee)}"
 
 
 def unprotected(guarantee: Guarantee) -> str:
     """The column of the protected rows that is public, as it decides their shards; empty if none is."""
-    key = guarantee.placed_by
-    return "" if key is None or key == guarantee.unit else f" but its {shown(key)}"
+    key = guarantee.public_column
+    return "" if key is None else f" but its {shown(key)}"
 
 
 def suspicion(guarantee: Guarantee) -> str:
     """The claim that an attacker weighs, under the relation of the guarantee."""
     if guarantee.relation is Relation.REPLACE_ONE:
         return f"guesses the values of {protected(guarantee)}"
-    part = f" in all{unprotected(guarantee)}" if unprotected(guarantee) else ""
-    whole = replace(guarantee, placed_by=None)
-    return f"guesses that {protected(whole)} took part, rather than being blanked out{part}"
+    kept = unprotected(guarantee)
+    how = f"blanked out in all{kept}" if kept else "blanked out"
+    return f"guesses that {_rows(guarantee)} took part, rather than being {how}"
+
+
+def _rows(guarantee: Guarantee) -> str:
+    """One row, or those of a unit of privacy."""
+    return "one row" if guarantee.unit is None else f"all rows with one value of {shown(guarantee.unit)}"
 
 
 def belief_text(guarantee: Guarantee) -> str:

@@ -11,7 +11,7 @@ from pg_dpml.ledger.models import Model
 from pg_dpml.ledger.records import PrivacyRecord
 from pg_dpml.names import shown
 from pg_dpml.privacy.guarantee import Guarantee
-from pg_dpml.privacy.meaning import belief_text, odds_factor, protected, unprotected
+from pg_dpml.privacy.meaning import belief_text, odds_factor, protected
 from pg_dpml.training.plan import shards_text
 
 __all__ = [
@@ -88,9 +88,8 @@ def neighbours_text(guarantee: Guarantee) -> str:
 def changes_text(guarantee: Guarantee) -> str:
     """How neighbours may differ."""
     used = "" if guarantee.unit is None else f", and at most {guarantee.max_rows_per_unit} of them are used"
-    kept = ""
-    if unprotected(guarantee):
-        kept = f", and the row's {shown(str(guarantee.placed_by))} stays the same"
+    key = guarantee.public_column
+    kept = "" if key is None else f", and the row's {shown(key)} stays the same"
     return f"{guarantee.relation.meaning(guarantee.unit)}{kept}{used}"
 
 
