@@ -518,26 +518,43 @@ def sklearn_epoch(x: Floats, y: Floats, epochs: int = 1, *, check: bool = False)
     return fit
 
 
+def is_met(result: Result, goals: Mapping[str, float]) -> bool:
+    """Whether a result reaches its goal."""
+    goal = goals[result.name]
+    return result.value >= goal if result.name in AT_LEAST else result.value <= goal
+
+
+def cells(result: Result, goals: Mapping[str, float]) -> tuple[str, ...]:
+    """Name, value, goal, whether it is met, and the seconds of both sides."""
+    sign = ">=" if result.name in AT_LEAST else "<="
+    other = "" if result.other_s is None else f"{result.other_s:.4f} s"
+    met = "ok" if is_met(result, goals) else "MISSED"
+    return (
+        *(result.name, f"{result.value:.4g}", f"{sign} {goals[result.name]:g}", met),
+        *(f"{result.ours_s:.4f} s", other),
+    )
+
+
 def report(results: Sequence[Result], goals: Mapping[str, float], *, as_json: bool) -> bool:
     """Print the results; whether every goal is met."""
-    lines = []
-    for result in results:
-        goal = goals[result.name]
-        met = result.value >= goal if result.name in AT_LEAST else result.value <= goal
-        lines.append({"name": result.name, "value": float(f"{result.value:.4g}"), "goal": goal, "ok": met})
+    all_met = all(is_met(result, goals) for result in results)
     if as_json:
+        lines = [
+            {
+                "name": result.name,
+                "value": float(f"{result.value:.4g}"),
+                "goal": goals[result.name],
+                "ok": is_met(result, goals),
+            }
+            for result in results
+        ]
         sys.stdout.write(json.dumps(lines, indent=2) + "\n")
-        return all(line["ok"] for line in lines)
+        return all_met
     table = Table("name", "value", "goal", "", "ours", "other side")
-    for result, line in zip(results, lines, strict=True):
-        sign = ">=" if result.name in AT_LEAST else "<="
-        other = "" if result.other_s is None else f"{result.other_s:.4f} s"
-        table.add_row(
-            result.name, f"{result.value:.4g}", f"{sign} {line['goal']:g}", "ok" if line["ok"] else "MISSED",
-            f"{result.ours_s:.4f} s", other,
-        )  # fmt: skip
+    for result in results:
+        table.add_row(*cells(result, goals))
     Console().print(table)
-    return all(line["ok"] for line in lines)
+    return all_met
 
 
 def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GOALS) -> int:
@@ -578,7 +595,10 @@ def main(arguments: Sequence[str] | None = None, goals: Mapping[str, float] = GO
             bench = Bench(stack, *((QUICK_ROWS, QUICK_RUNS) if options.quick else (ROWS, RUNS)))
             for name in options.only or groups:
                 log.print(f"{name} ...")
-                results += groups[name](bench)
+                found = groups[name](bench)
+                for result in found:  # at once: all of them take an hour
+                    log.print("  " + "  ".join(cells(result, goals)))
+                results += found
     except DpmlError as error:
         log.print(f"scripts/bench: {error}")
         return error.exit_code

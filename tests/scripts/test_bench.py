@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import psycopg
@@ -48,7 +49,9 @@ def test_results_of_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "start-up",
     ]
     assert bench.main(only(*names), EASY) == 0
-    lines = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    lines = json.loads(shown.out)
+    assert re.search(r"^  noiseless-vs-count  \S+  <= inf  ok  \S+ s  \S+ s$", shown.err, re.MULTILINE)
     names.insert(names.index("auto-wide"), "frank-wolfe-step-seconds")
     assert [line["name"] for line in lines] == names
     for line in lines:
