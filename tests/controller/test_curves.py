@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_dpml.blocks.encoder import curved, encode_column, most_pieces, require_crossed
+from pg_dpml.blocks.encoder import curved, encode_column, most_pieces, require_crossed, with_knots
 from pg_dpml.blocks.features import FeatureNames, stored_values
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
@@ -70,6 +70,7 @@ WHOLE = ColumnType("integer", "number", whole=True, base="int4")
         (Column("age", lower=0, upper=1), WHOLE, 0),
         (Column("age", lower=0, upper=1000, log1p=True), WHOLE, 12),
         (Column("age", lower=0, upper=10, knots=2), REAL, 0),
+        (Column("age", lower=0, upper=10, knots=0), REAL, 0),
         (Column("age", levels=("1", "2", "3")), WHOLE, 0),
         (Column("age"), ColumnType("boolean", "boolean"), 0),
         (Column("age", scale="standard", mean=5, sd=2), REAL, 0),
@@ -83,11 +84,49 @@ def test_most_pieces_of_a_curve_that_a_method_may_choose(
     column: Column, type_: ColumnType, most: int
 ) -> None:
     entry = encode_column(column, {"age": type_})
-    assert most_pieces(entry, type_) == most
+    assert most_pieces(column, entry, type_) == most
     if most:
         for pieces in range(2, most + 1):
             assert curved(entry, pieces) == encode_column(replace(column, knots=pieces), {"age": type_})
         assert curved(entry, 1) == curved(entry, 0) == entry
+
+
+DAY = ColumnType("date", "date")
+DAYS: Any = {"lower": date(2000, 1, 1), "upper": date(2001, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("column", "type_", "knots"),
+    [
+        (Column("age", lower=0, upper=10), REAL, 8),
+        (Column("age", lower=0, upper=10, knots=3), REAL, 3),
+        (Column("age", lower=0, upper=10, knots=0), REAL, 0),
+        (Column("age", lower=0, upper=10, knots=(0, 5)), REAL, (0, 5)),
+        (Column("age", **DAYS), DAY, 8),
+        (Column("age", **DAYS), WHOLE, 8),
+        (Column("age", scale="standard", mean=5, sd=2, lower=0, upper=10), REAL, 8),
+        (Column("age", lower=0, upper=100), WHOLE, 8),
+        (Column("age", lower=0, upper=3), WHOLE, 3),
+        (Column("age", lower=0, upper=1), WHOLE, 1),
+        (Column("age", lower=0.2, upper=0.8), WHOLE, 1),
+        (Column("age", lower=0, upper=3, log1p=True), WHOLE, 8),
+        (Column("age"), REAL, None),
+        (Column("age", scale="standard", mean=5, sd=2), REAL, None),
+        (Column("age", levels=("1", "2")), WHOLE, None),
+        (Column("age", lower=0, upper=1, length=3), ColumnType("real[]", "array", "number"), None),
+        (Column("age", lower=0, upper=1, length=3), REAL, None),
+        (Column("age", lower=0, upper=1), ColumnType("vector(3)", "array", "number", 3, vector=True), None),
+        (Column("age", lower=0, upper=1), ColumnType("boolean", "boolean"), None),
+        (Column("age", lower=0, upper=1), ColumnType("mood", "enum", enum_labels=("a", "b")), None),
+        (Column("age", lower=0, upper=1), ColumnType("text", "text"), None),
+        (Column("age", lower=0, upper=1), ColumnType("point", "other"), None),
+    ],
+)
+def test_default_knots_are_for_what_can_have_a_curve(column: Column, type_: ColumnType, knots: Any) -> None:
+    found = with_knots(column, type_, 8)
+    assert found == replace(column, knots=knots)
+    assert with_knots(column, type_, None) == column
+    assert with_knots(column, type_, 0) == (column if found == column else replace(column, knots=0))
 
 
 CURVE = {"name": "age", "kind": "numeric", "lower": 0, "upper": 9, "knots": [0.0, 1 / 3, 9]}

@@ -358,7 +358,7 @@ def test_many_alike_columns_share_their_bounds(tmp_path: Path) -> None:
     ]
     key = CatalogColumn("patient_id", WHOLE)
     text = spec_template(catalog(CatalogColumn("y", WHOLE), *whole, *few, *own, key), "y")
-    section = text.index("[defaults]")
+    section = text.index("\n[defaults]")
     assert len(re.findall('^[a-z]+ = "FILL IN"', text[section:], re.MULTILINE)) == 2 + 2 * len(few)
     assert "the 12 columns of type integer below" in " ".join(text.replace("#", "").split())
     with pytest.raises(SpecError, match=r"defaults\.lower, defaults\.upper"):
@@ -373,7 +373,7 @@ def test_many_alike_columns_share_their_bounds(tmp_path: Path) -> None:
     assert columns["age"] == Column("age", 0, 120)
     assert columns["mood"] == Column("mood", levels=("a", "b"))
     assert "patient_id" not in columns
-    assert "[defaults]" not in spec_template(catalog(CatalogColumn("y", WHOLE), *few, *own), "y")
+    assert "\n[defaults]" not in spec_template(catalog(CatalogColumn("y", WHOLE), *few, *own), "y")
 
 
 # Advice

@@ -129,7 +129,11 @@ def column(**given: object) -> Column:
         ),
         ({"knots": 8}, ["column age: knots", "public bounds lower and upper"]),
         ({"knots": 8, "scale": "standard", "mean": 0, "sd": 1}, ["column age: knots", "lower and upper"]),
-        ({"lower": 0, "upper": 1, "knots": 0}, ["column age: knots", "1 to 999", "list of places"]),
+        (
+            {"lower": 0, "upper": 1, "knots": -1},
+            ["column age: knots", "1 to 999", "list of places", "0 for no"],
+        ),
+        ({"lower": 0, "upper": 1, "knots": False}, ["column age: knots", "whole number"]),
         ({"lower": 0, "upper": 1, "knots": 1000}, ["column age: knots", "1 to 999"]),
         ({"lower": 0, "upper": 1, "knots": True}, ["column age: knots", "whole number"]),
         ({"lower": 0, "upper": 1, "knots": 8.0}, ["column age: knots", "whole number"]),
@@ -554,6 +558,36 @@ def test_default_levels_are_for_columns_without_bounds() -> None:
         Column("b", 0, 5),
         Column("c", levels=("x", "y")),
     )
+
+
+def test_default_knots_are_those_of_the_spec() -> None:
+    """Which columns take them is known from the catalog alone; a column may say 0."""
+    text = DEFAULTS.replace("[defaults]\n", "[defaults]\nknots = 8\n").replace("a = {}", "a = {knots = 0}")
+    data = DataSpec.from_text(text, "spec")
+    assert data.knots == 8
+    assert [column.knots for column in data.columns] == [0, None, None, None, None]
+    assert data == DataSpec(
+        "people",
+        Label("income", positive="1"),
+        (
+            Column("a", -1, 1, "zero_based", knots=0),
+            Column("b", -1, 5, "zero_based"),
+            Column("c", levels=("x", "y")),
+            Column("d", 0, 2),
+            Column("e", levels=("x",), centered=False),
+        ),
+        knots=8,
+    )
+    assert DataSpec.from_text(DEFAULTS, "spec").knots is None
+
+
+@pytest.mark.parametrize("knots", ["-1", "1000", "true", "8.0", '"8"', "[0, 1]"])
+def test_default_knots_are_a_number_of_pieces(knots: str) -> None:
+    text = DEFAULTS.replace("[defaults]\n", f"[defaults]\nknots = {knots}\n")
+    with pytest.raises(
+        SpecError, match=r"\[defaults\]: knots must be a whole number of pieces from 1 to 999, or 0"
+    ):
+        DataSpec.from_text(text, "spec")
 
 
 @pytest.mark.parametrize(

@@ -366,6 +366,40 @@ def test_specs_are_refused_before_the_charge(connection: psycopg.Connection, cle
 
 
 @pytest.mark.one_major
+def test_default_knots(connection: psycopg.Connection, database: str, clean: None) -> None:
+    """Types of the catalog say which columns take them; what is declared is not for auto to choose."""
+    connection.execute("CREATE TYPE mood AS ENUM ('low', 'high')")
+    connection.execute(
+        "CREATE TABLE kinds (age real, few int, day date, flag bool, mood mood, town text, many real[], "
+        "line real, own real, y bool)"
+    )
+    connection.execute("INSERT INTO kinds SELECT random(), 1 FROM generate_series(1, 1000)")
+    data = DataSpec.from_text(KINDS, "kinds")
+    generous = PrivacySpec(50.0, 1e-3)
+    try:
+        for name, training in (
+            ("a", TrainSpec()),
+            ("b", TrainSpec(features="linear")),
+            ("c", TrainSpec("dp-gd")),
+        ):
+            model = pg_dpml.train(database, data, generous, training, name=name).model
+            assert curves_of(model.encoder) == {"age": 4, "few": 2, "day": 4, "own": 3}
+        plan = pg_dpml.plan(database, replace(data, knots=None), generous)
+        assert plan.encoder_change.pieces > 1
+        assert "3 numeric columns" in plan.reason  # age, few and day
+        with Database(database).session() as session:
+            assert curves_of(resolve(session, replace(data, knots=0)).encoder) == {"own": 3}
+            assert resolve(session, replace(data, knots=0)).most_pieces == (0,) * 9
+            crossed = resolve(session, replace(data, crosses=(("age", "mood"),)))
+            assert "age@0 * mood=low" in list(crossed.feature_names)
+            with pytest.raises(SpecError, match="column line has neither levels nor knots: give it knots"):
+                resolve(session, replace(data, crosses=(("line", "mood"),)))
+    finally:
+        connection.execute("DROP TABLE kinds")
+        connection.execute("DROP TYPE mood")
+
+
+@pytest.mark.one_major
 def test_names_of_crosses_are_read_as_sql_reads_them(
     connection: psycopg.Connection, database: str, clean: None
 ) -> None:
@@ -377,6 +411,25 @@ def test_names_of_crosses_are_read_as_sql_reads_them(
     )
     assert model.encoder["crosses"] == [["age", "town"]]
 
+
+KINDS = """
+table = "kinds"
+label = {column = "y", positive = true}
+[defaults]
+lower = 0
+upper = 1
+knots = 4
+[columns]
+age = {}
+few = {upper = 2}
+day = {lower = 2020-01-01, upper = 2021-01-01}
+flag = {}
+mood = {}
+town = {levels = ["Aix", "Bonn"]}
+many = {length = 2}
+line = {knots = 0}
+own = {knots = 3}
+"""
 
 SPEC = """
 table = "bent"

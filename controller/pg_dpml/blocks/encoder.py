@@ -37,25 +37,52 @@ __all__ = [
     "is_sparse",
     "most_pieces",
     "require_crossed",
+    "with_knots",
 ]
 
 
 def as_in_catalog(data: DataSpec, table: SourceTable) -> DataSpec:
-    """The spec with its columns named exactly as in the catalog."""
+    """The spec with its columns named exactly as in the catalog, and the knots of `[defaults]`."""
+    named = [
+        replace(
+            column,
+            name=table.column(column.name),
+            indices=None if column.indices is None else table.column(column.indices),
+        )
+        for column in data.columns
+    ]
     return replace(
         data,
-        columns=tuple(
-            replace(
-                column,
-                name=table.column(column.name),
-                indices=None if column.indices is None else table.column(column.indices),
-            )
-            for column in data.columns
-        ),
+        columns=tuple(with_knots(column, table.columns[column.name], data.knots) for column in named),
         crosses=tuple((table.column(first), table.column(second)) for first, second in data.crosses),
         label=replace(data.label, column=table.column(data.label.column)),
         unit=None if data.unit is None else table.column(data.unit),
     )
+
+
+def with_knots(column: Column, column_type: ColumnType, pieces: int | None) -> Column:
+    """The column with the knots of `[defaults]`, if it has none of its own and can have some.
+
+    Parameters
+    ----------
+    column : Column
+    column_type : ColumnType
+        Only a number or a date can have a curve, and whole numbers no value between knots closer than 1.
+    pieces : int or None
+        `DataSpec.knots`.
+    """
+    able = column_type.kind in ("number", *DATE_KINDS) and column.levels is None and column.length is None
+    if pieces is None or column.knots is not None or column.lower is None or not able:
+        return column
+    lower, upper = column.lower, column.upper
+    if column_type.whole and not column.log1p and isinstance(lower, float) and isinstance(upper, float):
+        pieces = min(pieces, max(_whole_steps(lower, upper), 1))
+    return replace(column, knots=pieces)
+
+
+def _whole_steps(lower: float, upper: float) -> int:
+    """Steps of 1 from the first to the last whole number between two bounds."""
+    return math.floor(upper) - math.ceil(lower)
 
 
 def encode_column(column: Column, types: Mapping[str, ColumnType]) -> dict[str, Any]:
@@ -75,7 +102,7 @@ def encode_column(column: Column, types: Mapping[str, ColumnType]) -> dict[str, 
     where = f"column {shown(column.name)}"
     column_type = types[column.name]
     kind = column_type.kind
-    if column.knots is not None and kind not in ("number", *DATE_KINDS):
+    if column.knots and kind not in ("number", *DATE_KINDS):
         raise SpecError(
             f"{where}: knots belong to a number or a date, not to {visible(column_type.name)}: leave them out"
         )
@@ -111,7 +138,7 @@ def encode_column(column: Column, types: Mapping[str, ColumnType]) -> dict[str, 
     if column.length is not None:
         raise SpecError(f"{where}: length belongs to an array column, not to {visible(column_type.name)}")
     entry["kind"] = "numeric"
-    if column.knots is not None:
+    if column.knots:
         entry["knots"] = _places(column, entry, kind)
     return entry
 
@@ -125,7 +152,9 @@ def _places(column: Column, entry: Mapping[str, Any], kind: str) -> list[float]:
     else:
         places = _even_places(entry, column.knots)
     if not _kept_apart(entry, places):
-        raise SpecError(f"{where} lie so close together that numbers cannot keep them apart: give fewer")
+        raise SpecError(
+            f"{where} lie so close together that numbers cannot keep them apart: give fewer, or 0 for none"
+        )
     return places
 
 
@@ -144,21 +173,23 @@ def _kept_apart(entry: Mapping[str, Any], places: Sequence[float]) -> bool:
     return all(before < after for before, after in itertools.pairwise(compared))
 
 
-def most_pieces(entry: Mapping[str, Any], column_type: ColumnType) -> int:
+def most_pieces(column: Column, entry: Mapping[str, Any], column_type: ColumnType) -> int:
     """Most pieces that a method may give the curve of a column without knots; 0: it can have no curve.
 
     Parameters
     ----------
+    column : Column
+        As the spec says it: knots that it declares, 0 among them, stay.
     entry : mapping
         The column, as an entry of the encoder.
     column_type : ColumnType
         A whole number between `lower` and `upper` has no value between knots that are closer than 1.
     """
-    if entry["kind"] != "numeric" or entry["lower"] is None or entry.get("knots"):
+    if column.knots is not None or entry["kind"] != "numeric" or entry["lower"] is None:
         return 0
     most = MOST_PIECES
     if column_type.whole and not entry["log1p"]:
-        most = min(most, math.floor(entry["upper"]) - math.ceil(entry["lower"]))
+        most = min(most, _whole_steps(entry["lower"], entry["upper"]))
     return most if most >= FEWEST_PIECES and _kept_apart(entry, _even_places(entry, MOST_PIECES)) else 0
 
 

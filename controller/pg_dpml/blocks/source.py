@@ -176,17 +176,17 @@ def resolve(session: Session, data: DataSpec) -> Source:
         n_values=n_values,
         feature_names=names,
         class_names=label.class_names,
-        most_pieces=_most_pieces(encoder, table),
+        most_pieces=_most_pieces(encoder, data, table),
     )
     return source.changed(EncoderChange())
 
 
-def _most_pieces(encoder: Mapping[str, Any], table: SourceTable) -> tuple[int, ...]:
+def _most_pieces(encoder: Mapping[str, Any], data: DataSpec, table: SourceTable) -> tuple[int, ...]:
     """For each column, the most pieces of a curve that a plan may give it."""
-    columns = encoder["columns"]
     if is_sparse(encoder) or "projection" in encoder:
-        return (0,) * len(columns)
-    return tuple(most_pieces(column, table.columns[column["name"]]) for column in columns)
+        return (0,) * len(data.columns)
+    entries = zip(data.columns, encoder["columns"], strict=True)
+    return tuple(most_pieces(column, entry, table.columns[column.name]) for column, entry in entries)
 
 
 def _longest_row(encoder: Mapping[str, Any]) -> int:

@@ -163,7 +163,7 @@ def as_knots(
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise SpecError(
             f"{name} must be a whole number of pieces from 1 to {MOST_KNOTS - 1}, or a list of places "
-            f"between lower and upper, not {value!r}"
+            f"between lower and upper, or 0 for no curve, not {value!r}"
         )
     if not 2 <= len(value) <= MOST_KNOTS:
         raise SpecError(f"{name} must list 2 to {MOST_KNOTS} places, not {len(value)}")

@@ -45,8 +45,8 @@ _NUMBER_KEYS = (
     *("lower", "upper", "scale", "log1p", "mean", "sd", "length", "rows", "blur", "stride"),
     *("indices", "first_index", "knots"),
 )
-DEFAULT_KEYS = ("lower", "upper", "scale", "log1p", *_CATEGORY_KEYS)
-"""Keys of `[defaults]`, whose values hold for columns without their own."""
+DEFAULT_KEYS = ("lower", "upper", "scale", "log1p", "knots", *_CATEGORY_KEYS)
+"""Keys of `[defaults]`, whose values hold for columns without their own. `DataSpec` keeps `knots` of them."""
 
 
 def _with_defaults(own: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,8 @@ class Column:
     knots : int, tuple of float, tuple of date or None
         Places between the bounds where a curve may bend, which the model has beside the linear feature: a
         number k of pieces of equal length, which has k + 1 knots (after log1p, if that is true), or the
-        places themselves, rising, in units of the column. None: no curve.
+        places themselves, rising, in units of the column. 0: no curve, whatever `[defaults]` and the method
+        say. None: the knots of `[defaults]`; without these, a curve only if the method gives one.
     rows : int or None
         If given, the array is an image with this number of rows, row by row, which is reduced.
     blur, stride : int
@@ -160,7 +161,7 @@ class Column:
 
     def _require_curve(self, where: str) -> None:
         """Reject knots of a column that is no number."""
-        if self.knots is None:
+        if self.knots is None or (type(self.knots) is int and self.knots == 0):
             return
         if self.levels is not None:
             raise SpecError(f"{where}: knots belong to a number; a category has a feature for each level")

@@ -12,6 +12,7 @@ from pg_dpml.errors import SpecError
 from pg_dpml.kernels import MAX_BLUR, MAX_FEATURES
 from pg_dpml.names import did_you_mean, shown, toml_key
 from pg_dpml.spec.checks import (
+    MOST_KNOTS,
     as_choice,
     as_flag,
     as_table,
@@ -48,6 +49,10 @@ class DataSpec:
     crosses : tuple of pairs of str
         Names of two columns each, with levels or knots: the products of their levels and hat functions are
         features, after those of all columns.
+    knots : int or None
+        `knots` of `[defaults]`: pieces of equal length in the curve of every number and date that has bounds
+        and no knots of its own. Integers without log1p have at most a piece a step. 0: no curve, whatever the
+        method says. None: a curve only if the method gives one.
     where : str or None
         SQL condition on the rows; needs `definition_is_public`.
     definition_is_public : bool
@@ -86,6 +91,7 @@ class DataSpec:
     max_rows_per_unit: int = 1
     dataset: str | None = None
     crosses: tuple[tuple[str, str], ...] = ()
+    knots: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -100,6 +106,7 @@ class DataSpec:
         if self.label.column in names:
             raise SpecError(f"column {shown(self.label.column)} is the label and cannot be a feature")
         object.__setattr__(self, "crosses", self._checked_crosses())
+        self._require_pieces()
         if sum(column.blur_cost for column in self.columns) > MAX_BLUR:
             raise SpecError(
                 "columns: with blur, the features of all images of a row are means of more than 2^26 pixels; "
@@ -130,6 +137,15 @@ class DataSpec:
                 "where: a filter is part of the guarantee only if it is public; if the owner agrees "
                 "that which rows it keeps is no secret, add definition_is_public = true"
             )
+
+    def _require_pieces(self) -> None:
+        """Reject knots of all columns that are no number of pieces."""
+        if self.knots is None or (type(self.knots) is int and 0 <= self.knots < MOST_KNOTS):
+            return
+        raise SpecError(
+            f"[defaults]: knots must be a whole number of pieces from 1 to {MOST_KNOTS - 1}, or 0 for no "
+            f"curves, not {self.knots!r}: places of knots belong to a single column, under [columns.NAME]"
+        )
 
     def _checked_crosses(self) -> tuple[tuple[str, str], ...]:
         """The crosses, if they are different pairs of the columns."""
@@ -167,12 +183,15 @@ class DataSpec:
             raise SpecError("data spec: give a [label] table")
         features = as_table(given.get("features", {}), "[features]")
         require_known(features, ("intercept", "norm", "projection", "projection_seed"), "[features]")
-        defaults = as_table(given.get("defaults", {}), "[defaults]")
+        defaults = dict(as_table(given.get("defaults", {}), "[defaults]"))
         require_known(defaults, DEFAULT_KEYS, "[defaults]")
+        # Which columns are numbers, to which these belong, is known from the catalog alone.
+        knots = defaults.pop("knots", None)
         columns = as_table(given.get("columns", {}), "[columns]")
         return cls(
             label=Label.from_mapping(given["label"]),
             columns=tuple(Column.from_mapping(name, keys, defaults) for name, keys in columns.items()),
+            knots=knots,
             **{key: given[key] for key in own if key in given},
             **features,
         )

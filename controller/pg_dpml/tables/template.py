@@ -36,7 +36,8 @@ _HEADER = (
     "3. Values outside the bounds are moved to the nearer bound, unknown levels and NULL count as nothing; "
     "no error tells. Round, generous bounds are good ones, but a range that is mostly unused costs accuracy.",
     '4. Where 0 is the usual value of a number, add scale = "zero_based"; where a few values are far larger '
-    "than most, log1p = true. Where its effect is no straight line, knots = 8, or a list of public places.",
+    "than most, log1p = true. Where its effect is no straight line, knots = 8, or a list of public "
+    "places; in a section [defaults], knots = 8 is for every number and date with bounds.",
     "5. dpml check SPEC shows you, the owner, what does not fit; dpml plan SPEC --epsilon 1 the guarantee.",
 )
 _UNIT = (
