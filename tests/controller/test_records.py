@@ -53,6 +53,7 @@ def test_a_record_says_whether_the_model_is_private() -> None:
             {"PostgreSQL": "16.1"},
             {"options": {"loss": "logistic"}, "steps": 7},
             {"chosen": {"lambda": 0.1}},
+            dates={"born": "date"},
         ),
     ],
 )

@@ -179,6 +179,7 @@ def test_the_json_predicts_elsewhere(connection: psycopg.Connection, database: s
     assert len(record["features"]) == N_FEATURES
     assert {"age", "age@35.25", "gain@3", "age@17 * town=it's", "gain@50 * age@90"} < set(record["features"])
     assert "age@" in model_text(model)
+    assert record["training"]["dates"] == {"day": "date"}
 
 
 PLAIN = tuple(replace(column, knots=None) for column in COLUMNS)
@@ -249,6 +250,8 @@ def test_curves_drawn_from_the_weights_are_what_the_server_predicts(
     """For rows that give one column alone, or the two of a cross: a score times what divided it."""
     model = trained(database, spec(), TrainSpec(method))
     found = {effect.columns: effect for effect in effects(model)}
+    assert [found[name,].dates for name in ("age", "day", "ok")] == [(None,), ("date",), (None,)]
+    assert found["day", "ok"].dates == ("date", None)
     assert list(found) == [*((column.name,) for column in COLUMNS), *CROSSES]
     connection.execute(
         "CREATE TEMP TABLE points (n serial, age float8, gain float8, day float8, height float8, town text, "

@@ -25,6 +25,7 @@ from pg_dpml.errors import DpmlError, GuaranteeError, SpecError
 from pg_dpml.kernels import MAX_FEATURES, MAX_PROJECTION
 from pg_dpml.names import shown, visible
 from pg_dpml.spec.data import MAX_WEIGHTS, PROJECTED_SPARSE, DataSpec
+from pg_dpml.spec.dates import DATE_KINDS
 
 __all__ = [
     "EncoderChange",
@@ -89,6 +90,13 @@ class Source:
     feature_names: FeatureNames
     class_names: tuple[str, ...] | None
     most_pieces: tuple[int, ...] = ()
+
+    @property
+    def date_columns(self) -> dict[str, str]:
+        """Kinds of the feature columns whose numbers are dates or timestamps, by name."""
+        names = (column["name"] for column in self.encoder["columns"] if column["kind"] == "numeric")
+        kinds = {name: self.table.columns[name].kind for name in names}
+        return {name: kind for name, kind in kinds.items() if kind in DATE_KINDS}
 
     def changed(self, change: EncoderChange) -> Source:
         """The same table, with the encoder of a plan."""

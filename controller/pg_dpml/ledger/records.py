@@ -85,6 +85,9 @@ class TrainingRecord:
         How the settings were chosen, if they were tuned.
     spending : sequence of mapping
         What a run released and paid choice by choice, where its releases decide about it; else empty.
+    dates : mapping of str to str, or None
+        Kinds of the columns whose numbers are dates or timestamps (see `DATE_KINDS`), by name; None: the
+        model was stored before they were kept.
     """
 
     table_name: str | None = None
@@ -96,6 +99,7 @@ class TrainingRecord:
     method: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] | None = None
     spending: Sequence[Mapping[str, Any]] = ()
+    dates: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored; what the method adds stands beside the other keys."""
@@ -109,7 +113,8 @@ class TrainingRecord:
         }
         more = {"spending": [dict(one) for one in self.spending]} if self.spending else {}
         tuning = {} if self.tuning is None else {"tuning": dict(self.tuning)}
-        return stored | dict(self.method) | more | tuning
+        dates = {} if self.dates is None else {"dates": dict(self.dates)}
+        return stored | dict(self.method) | more | tuning | dates
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TrainingRecord:

@@ -48,6 +48,9 @@ class Effect:
         By output of the model, and by value of the first and the second column.
     noise : ndarray of shape (n,) or (n, m), or None
         Standard deviation of the noise in each of the values; None for a model whose weights have none.
+    dates : tuple of str or None
+        For each of the columns the kind of date or timestamp that it is (see `DATE_KINDS`); None: it is none,
+        or the model was stored before this was kept.
     log1p : bool
         Whether the column is one whose values count after ln(1 + v).
     """
@@ -56,6 +59,7 @@ class Effect:
     axes: tuple[Any, ...]
     values: FloatArray
     noise: FloatArray | None
+    dates: tuple[str | None, ...]
     log1p: bool = False
 
 
@@ -143,7 +147,9 @@ def _effect(model: Model, columns: tuple[str, ...], axes: tuple[Any, ...], at: i
         whitening = model.whitening
         norms = part.norms if whitening is None else np.linalg.norm(part.times(whitening[own]), axis=1)
         deviation = float(noise["score_stddev"]) * norms
-    return Effect(columns, axes, part.times(model.matrix[:, own].T).T, deviation)
+    kinds = model.training.get("dates") or {}
+    dates = tuple(kinds.get(name) for name in columns)
+    return Effect(columns, axes, part.times(model.matrix[:, own].T).T, deviation, dates)
 
 
 def _array_features(column: Mapping[str, Any]) -> int:

@@ -181,11 +181,15 @@ def _curves(model: Model) -> str:
     found = drawn_effects(model)
     if not found:
         return ""
+    kinds, dates = model.training.get("dates"), ""
+    if kinds is None or kinds:  # None: stored before a model said which columns are dates
+        dates = "Dates" if kinds is None else "In names of coefficients, dates"
+        dates += " are days, and timestamps seconds, since 2000-01-01. "
     words = (
         "What a column adds to the score: the curve of a number, the bars of levels, the map of two columns "
         "together. The score of a row is the sum of these and the intercept, divided by a length that "
-        "depends on the row. Dates are days, and timestamps seconds, since 2000-01-01. Arrays, and columns "
-        f"of more than {MOST_LEVELS} levels, are not drawn, and no more than {plots.MOST_EFFECTS} parts."
+        f"depends on the row. {dates}Arrays, and columns of more than {MOST_LEVELS} levels, are not "
+        f"drawn, and no more than {plots.MOST_EFFECTS} parts."
     )
     caption = "What each column adds to the score"
     if found[0].noise is not None:

@@ -8,6 +8,7 @@ import logging
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
+from datetime import time, timezone
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pg_dpml.evaluation.metrics import CalibrationBin
 from pg_dpml.names import visible
 from pg_dpml.reports.effects import Effect
 from pg_dpml.runs.compare import MAJORITY, Comparison, ComparisonEntry
+from pg_dpml.spec.dates import as_date, date_text, number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -187,7 +189,7 @@ def _draw_effect(axes: Axes, effect: Effect, outputs: Sequence[str]) -> None:
         axes.plot(places, values, color=color, linewidth=1.3, label=visible(output))
     if effect.log1p and not levels:
         axes.set_xscale("symlog", linthresh=1.0)
-    _mark_axis(axes.xaxis, axis)
+    _mark_axis(axes.xaxis, axis, effect.dates[0])
 
 
 def _draw_map(figure: Figure, axes: Axes, effect: Effect, outputs: Sequence[str]) -> None:
@@ -200,21 +202,43 @@ def _draw_map(figure: Figure, axes: Axes, effect: Effect, outputs: Sequence[str]
     mesh = axes.pcolormesh(
         *places, values.T, cmap="RdBu_r", vmin=-most, vmax=most, shading="gouraud" if smooth else "nearest"
     )
-    for one, axis in zip((axes.xaxis, axes.yaxis), effect.axes, strict=True):
-        _mark_axis(one, axis)
+    for one, axis, kind in zip((axes.xaxis, axes.yaxis), effect.axes, effect.dates, strict=True):
+        _mark_axis(one, axis, kind)
     bar = figure.colorbar(mesh, ax=axes)
     bar.ax.tick_params(labelsize=7)
     if len(outputs) > 1:
         bar.set_label(_label(outputs[k]), fontsize=7, parse_math=False)
 
 
-def _mark_axis(one: Any, axis: Any) -> None:
-    """Name levels, if they are few."""
+def _mark_axis(one: Any, axis: Any, kind: str | None) -> None:
+    """Name levels, if they are few, and the dates of a kind of date."""
+    if kind is not None and isinstance(axis, np.ndarray):
+        _mark_dates(one, float(axis[0]), float(axis[-1]), kind)
     if not isinstance(axis, np.ndarray):
         few = list(axis) if len(axis) <= MOST_NAMED else []
         one.set_ticks(range(len(few)), [_label(level)[:14] for level in few], parse_math=False)
         if one.axis_name == "x":
             one.set_tick_params(rotation=90 if len(few) > 3 else 0)
+
+
+def _mark_dates(one: Any, first: float, last: float, kind: str) -> None:
+    """Ticks at dates or times of the calendar; numbers stay where some have no date."""
+    import matplotlib.dates
+
+    calendar: Any = matplotlib.dates  # has no types
+    lower, upper = as_date(first, kind), as_date(last, kind)
+    if lower is None or upper is None:
+        return
+    locator = calendar.AutoDateLocator(tz=timezone.utc, minticks=2, maxticks=4)
+    found = [calendar.num2date(tick, timezone.utc) for tick in locator.tick_values(lower, upper)]
+    inside = [tick for tick in found if lower <= tick <= upper and (kind != "date" or tick.time() == time())]
+    ticks = inside or [lower, upper]
+    one.set_ticks([number_of(tick, kind) for tick in ticks], [date_text(tick, "\n") for tick in ticks])
+    if one.axis_name == "x":
+        for label in one.get_ticklabels():
+            label.set(rotation=45, ha="right", rotation_mode="anchor")
+    if kind == "timestamptz":
+        one.set_label_text("UTC", fontsize=7)
 
 
 def confusion_plot(classes: Sequence[str], cells: Sequence[tuple[str, str, int]]) -> bytes:

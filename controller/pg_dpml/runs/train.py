@@ -372,6 +372,7 @@ def released_model(
             method=decided.work.record(decided.problem.n_units),
             tuning=tuning,
             spending=result.spending,
+            dates=source.date_columns,
         ).to_json(),
         charge=charge,
         owner=owner,

@@ -7,11 +7,19 @@ time zone, since the midnight of that day in UTC (udas/numbers.c).
 
 from __future__ import annotations
 
-from datetime import date, datetime, time, timezone
+from datetime import date, datetime, time, timedelta, timezone
 
 from pg_dpml.errors import SpecError
 
-__all__ = ["DATE_KINDS", "date_number", "parse_date", "seconds_since_epoch"]
+__all__ = [
+    "DATE_KINDS",
+    "as_date",
+    "date_number",
+    "date_text",
+    "number_of",
+    "parse_date",
+    "seconds_since_epoch",
+]
 
 DATE_KINDS = ("date", "timestamp", "timestamptz")
 """Kinds of columns (see `ColumnType`) whose bounds are dates or timestamps."""
@@ -79,5 +87,26 @@ def date_number(value: float | date, kind: str, name: str) -> float:
         raise SpecError(f"{name} must be a {kind}, such as {example}, not {value!r}")
     if kind != "timestamptz" and isinstance(value, datetime) and value.tzinfo is not None:
         raise SpecError(f"{name} must be without a time zone, like the column, not {value.isoformat()}")
+    return number_of(value, kind)
+
+
+def number_of(value: date, kind: str) -> float:
+    """A date or timestamp, in UTC if it has no time zone, as days for the kind "date", else as seconds."""
     seconds = seconds_since_epoch(value)
     return seconds / _DAY_S if kind == "date" else seconds
+
+
+def as_date(number: float, kind: str) -> datetime | None:
+    """The date or timestamp (in UTC) of a number of such a column; None outside of the years 1 to 9999."""
+    try:
+        return _EPOCH + timedelta(seconds=number * (_DAY_S if kind == "date" else 1.0))
+    except OverflowError:
+        return None
+
+
+def date_text(value: datetime, between: str = " ") -> str:
+    """A date or timestamp in ISO form, without a time zone, and with no more of its time than is not 0."""
+    if value.time() == time():
+        return value.date().isoformat()
+    timespec = "auto" if value.second or value.microsecond else "minutes"
+    return value.replace(tzinfo=None).isoformat(between, timespec)
