@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: PostgreSQL
-"""Curves and crosses of a data spec: places of knots, names of features, and what is refused."""
+"""Curves and crosses: places of knots, names of features, what is refused, and effects as text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from pg_dpml.blocks.encoder import curved, encode_column, most_pieces, require_c
 from pg_dpml.blocks.features import FeatureNames, stored_values
 from pg_dpml.database.columns import ColumnType
 from pg_dpml.errors import SpecError
+from pg_dpml.ledger.models import Model
+from pg_dpml.reports import plots
+from pg_dpml.reports.html import model_html
+from pg_dpml.reports.model_report import model_text
 from pg_dpml.spec.columns import Column
 from pg_dpml.spec.data import DataSpec
 
@@ -175,6 +179,135 @@ def test_columns_that_cannot_be_crossed(entry: dict[str, Any], advice: str) -> N
     for pair in (("x", "age"), ("age", "x")):
         with pytest.raises(SpecError, match=f"crosses: column x has neither levels nor knots: .*{advice}"):
             require_crossed([pair], [CURVE, {"name": "x"} | entry])
+
+
+TOWNS = ["Aix", "Bonn", "Cork", "Ulm", "a town of a long name"]
+
+
+def model(weights: dict[str, float], noise: float | None = None, **encoder: Any) -> Model:
+    """A model with weights for some features, the others 0."""
+    columns = [
+        {"name": "age", "kind": "numeric", "lower": 10, "upper": 17, "knots": [10, 12, 17]},
+        {"name": "gain", "kind": "numeric", "lower": 0, "upper": 1023, "log1p": True, "knots": [0, 31, 1023]},
+        {"name": "day", "kind": "numeric", "lower": 0.0, "upper": 366.0, "knots": [0.0, 91.5, 366.0]},
+        {"name": "town", "kind": "category", "levels": TOWNS, "centered": False},
+        {"name": "ok", "kind": "boolean"},
+        {"name": "idle", "kind": "numeric", "lower": 0, "upper": 1},
+    ]
+    given: dict[str, Any] = {"columns": columns, "crosses": [["day", "town"]], "intercept": True}
+    given |= {"norm": "normalize", "label": {"name": "rich"}} | encoder
+    names = FeatureNames(given)
+    return Model(
+        name="m",
+        method="whitened-dp-gd",
+        private=noise is not None,
+        task="binary",
+        loss="logistic",
+        classes=("no", "yes"),
+        weights=np.array([weights.get(name, 0.0) for name in names]),
+        n_features=len(names),
+        encoder=given,
+        privacy={"epsilon": 1.0, "delta": 0.1, "relation": "replace_one", "noise": {"score_stddev": noise}}
+        if noise is not None
+        else {},
+        training={"dates": {"day": "date"}},
+        charge=None,
+    )
+
+
+WEIGHTS = {
+    "age@10": 0.7,
+    "gain@1023": -2.0,
+    "day@366": 1.0,
+    "town=Aix": 0.25,
+    "town=Ulm": -0.25,
+    "town=a town of a long name": 0.5,
+    "ok": 0.1,
+    "day@91.5 * town=Bonn": 3.0,
+}
+
+
+def effect_lines(text: str) -> list[str]:
+    """The lines of a model's text that are about effects."""
+    lines = text.split("\n")
+    first = next((i for i, line in enumerate(lines) if line.startswith("Effects")), len(lines))
+    last = next(i for i, line in enumerate(lines) if "oefficients" in line)
+    return lines[first:last]
+
+
+def test_effects_as_text() -> None:
+    """A line for each column and cross that moves the score, the one that does most first."""
+    assert effect_lines(model_text(model(WEIGHTS))) == [
+        "Effects     what each column adds to the score, before the length of the row divides it",
+        "  EFFECT      FROM    TO      SHAPE",
+        "  day * town  +0.000  +3.000  low at 2000-01-01, Aix; high at 2000-04-01, Bonn",
+        "  gain        -2.000  +0.000  0 ███████████▇▆▅▅▄▃▂▂▁ 1023",
+        "  day         +0.000  +1.000  2000-01-01 ▁▁▁▁▁▁▂▂▃▃▄▄▅▅▆▆▇▇██ 2001-01-01",
+        "  town        -0.250  +0.500  a town of a… +0.50, Aix +0.25, ..., Cork +0.00, Ulm -0.25",
+        "  age         +0.000  +0.700  10 █▇▅▄▃▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁ 17",
+        "  ok          -0.100  +0.100  true +0.10, false -0.10",
+    ]
+
+
+def test_effects_as_text_beside_their_noise() -> None:
+    """As in the pictures; what two standard deviations hide everywhere is marked."""
+    lines = effect_lines(model_text(model(WEIGHTS, noise=0.2)))
+    found = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
+    assert found["ok"][3:5] == ["0.2", "~"]
+    assert found["town"][3] == "0.2"
+    assert "~" not in found["town"]
+    assert float(found["gain"][3]) == pytest.approx(0.2 * math.sqrt(2), abs=1e-3)
+    assert "the noise in it has at most the standard deviation beside it" in " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= 100
+
+
+def test_effects_of_several_classes_as_text() -> None:
+    """That of the class that a column moves most."""
+    one = model(WEIGHTS)
+    several = replace(
+        one, task="multiclass", classes=("a", "b"), weights=np.append(-0.5 * one.weights, one.weights)
+    )
+    lines = effect_lines(model_text(several))
+    assert "adds to the score of the class that it moves most, before" in lines[0]
+    assert lines[2].split() == ["EFFECT", "CLASS", "FROM", "TO", "SHAPE"]
+    assert lines[3].split()[3:6] == ["b", "+0.000", "+3.000"]
+
+
+def test_many_effects_are_cut() -> None:
+    columns = [
+        {"name": f"x{i}", "kind": "numeric", "lower": 0, "upper": 1, "knots": [0, 1]} for i in range(23)
+    ]
+    wide = model({f"x{i}@1": 1.0 + i for i in range(23)}, columns=columns, crosses=[])
+    lines = effect_lines(model_text(wide))
+    assert [line.split()[0] for line in lines[2:-1]] == [f"x{i}" for i in range(22, 2, -1)]
+    assert lines[-1] == "  ... and 3 more: dpml plot"
+
+
+def test_models_whose_effects_are_no_curves_have_none_as_text() -> None:
+    straight = [{"name": "age", "kind": "numeric", "lower": 0, "upper": 1}]
+    for other in (
+        model({"age": 1.0}, columns=straight, crosses=[]),
+        model({"projection 1": 1.0}, projection={"features": 2, "seed": 1}),
+        model({"intercept": 1.0}),
+        replace(model({"age": 1.0}), encoder={}),
+    ):
+        assert effect_lines(model_text(other)) == []
+
+
+@pytest.mark.parametrize(
+    ("dates", "words"),
+    [(None, ". Dates are days"), ({}, None), ({"day": "date"}, "In names of coefficients, dates are days")],
+)
+def test_the_report_says_how_dates_count_where_they_are_numbers(
+    dates: dict[str, str] | None, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In names alone, but in a model that was stored before it said which columns are dates."""
+    for name in plots.__all__:
+        monkeypatch.setattr(plots, name, lambda *given: b"")
+    training = {} if dates is None else {"dates": dates}
+    page = model_html(replace(model(WEIGHTS), training=training), charges=None, evaluation=None, versions={})
+    assert ("2000-01-01" in page) is (words is not None)
+    assert words is None or words in page
 
 
 SPEC = """

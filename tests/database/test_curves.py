@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -464,7 +465,9 @@ def test_commands(database: str, clean: None, tmp_path: Path) -> None:
     assert "below the bounds" in dpml("check", str(file))
     assert "25 features" in dpml("plan", str(file), "--epsilon", "5")
     dpml("train", str(file), "--epsilon", "5", "--name", "m")
-    assert "age@" in dpml("show", "m")
+    shown = dpml("show", "m")
+    assert "age@" in shown
+    assert re.search(r"\n  age  +[+-][0-9.]+  +[+-][0-9.]+  +[0-9.]+ .* 17 [▁-█]{20} 90\n", shown)
     report = tmp_path / "m.html"
     dpml("report", "m", "-o", str(report))
     page = report.read_text(encoding="utf-8")

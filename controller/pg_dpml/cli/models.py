@@ -41,7 +41,7 @@ def models(output: Output) -> None:
 
 @command
 def show(model: ModelName, output: Output) -> None:
-    """Show a stored model: guarantee, origin, coefficients."""
+    """Show a stored model: guarantee, origin, curves, coefficients."""
     with output.session() as session:
         found = registry.load_model(session, model)
     output.print(model_report.model_text(found), model_report.model_record(found))

@@ -19,7 +19,16 @@ from pg_dpml.errors import SpecError
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown
 
-__all__ = ["MOST_LEVELS", "POINTS", "Effect", "drawn_effects", "effects", "output_names"]
+__all__ = [
+    "MOST_LEVELS",
+    "POINTS",
+    "Effect",
+    "drawn_effects",
+    "effects",
+    "has_curves",
+    "most_moved",
+    "output_names",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -94,6 +103,18 @@ def drawn_effects(model: Model) -> list[Effect]:
         return isinstance(axis, np.ndarray) or len(axis) <= MOST_LEVELS
 
     return [effect for effect in effects(model) if all(map(has_room, effect.axes))]
+
+
+def has_curves(model: Model) -> bool:
+    """Whether a model has curves or crosses, and its weights belong to columns."""
+    encoder = model.encoder
+    bent = encoder.get("crosses") or any(column.get("knots") for column in encoder.get("columns", ()))
+    return bool(bent) and encoder.get("projection") is None
+
+
+def most_moved(effect: Effect) -> int:
+    """The output of a model, counted from 0, that an effect moves most."""
+    return int(np.argmax([np.ptp(values) for values in effect.values]))
 
 
 def output_names(model: Model) -> list[str]:

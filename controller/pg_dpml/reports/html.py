@@ -29,7 +29,7 @@ from pg_dpml.reports.comparison_report import (
     comparison_stamp,
     comparison_warnings,
 )
-from pg_dpml.reports.effects import MOST_LEVELS, drawn_effects, output_names
+from pg_dpml.reports.effects import MOST_LEVELS, drawn_effects, has_curves, output_names
 from pg_dpml.reports.model_report import (
     CHANCE,
     SPENDING_HEAD,
@@ -175,10 +175,7 @@ def _terms(guarantee: Guarantee, spending: str) -> list[tuple[str, str]]:
 
 def _curves(model: Model) -> str:
     """The curves, levels and crosses of a model that is not a linear one."""
-    bent = model.encoder.get("crosses") or any(one.get("knots") for one in model.encoder["columns"])
-    if model.encoder.get("projection") is not None or not bent:
-        return ""
-    found = drawn_effects(model)
+    found = drawn_effects(model) if has_curves(model) else []
     if not found:
         return ""
     kinds, dates = model.training.get("dates"), ""

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pg_dpml.blocks.features import FeatureNames
 from pg_dpml.ledger.models import Model
 from pg_dpml.names import shown, visible
+from pg_dpml.reports.effects import Effect, effects, has_curves, most_moved, output_names
 from pg_dpml.reports.words import (
     SHOWN,
     WHITENED,
@@ -26,6 +28,7 @@ from pg_dpml.reports.words import (
     stored_text,
 )
 from pg_dpml.runs.candidates import setting_text
+from pg_dpml.spec.dates import as_date, date_text
 
 __all__ = [
     "CHANCE",
@@ -45,6 +48,18 @@ __all__ = [
 
 CHANCE = "chance chose which are not 0, the likelier the more each helps, so that some may help nothing"
 """What is said of a private model whose coefficients carry no noise."""
+
+MOST_EFFECTS = 20
+"""Most columns and crosses whose effects are shown as text; dpml plot draws more."""
+MOST_LEVELS = 4
+"""Most levels of a column that are shown as text."""
+LONGEST_NAME, LONGEST_LEVEL = 24, 12
+"""Most characters of the name of a column or class, and of a level, beside an effect."""
+CURVE_LENGTH = 20
+"""Characters of a curve."""
+WIDTH = 100
+"""Most characters of a line of text."""
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 
 SPENDING_HEAD = ("Step", "Length", "Gradient", "Choice", "Left")
 
@@ -125,7 +140,7 @@ def model_record(model: Model) -> dict[str, Any]:
 
 
 def model_text(model: Model) -> str:
-    """A model as a few lines of text: guarantee, origin, coefficients."""
+    """A model as a few lines of text: guarantee, origin, effects of curves and crosses, coefficients."""
     training = model.training
     lines = [
         f"Model       {shown(model.name)}: {model.task}, loss {model.loss}, method {model.method}",
@@ -150,8 +165,8 @@ def model_text(model: Model) -> str:
         lines.append(f"Granted to  {', '.join(map(shown, model.granted_to))}")
     if model.whitening is not None:
         lines.append(f"Scores      {WHITENED}")
-    filled = [textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines]
-    return "\n".join([*filled, *_spending_lines(model), *_coefficient_lines(model)])
+    filled = [textwrap.fill(line, WIDTH, subsequent_indent=" " * 12) for line in lines]
+    return "\n".join([*filled, *_spending_lines(model), *_effect_lines(model), *_coefficient_lines(model)])
 
 
 def spending_rows(model: Model) -> list[tuple[str, ...]]:
@@ -207,6 +222,84 @@ def grants_text(model: Model) -> str:
         else ", granted to nobody"
     )
     return f"Model {shown(model.name)} belongs to {shown(model.owner or '')}{others}"
+
+
+def _effect_lines(model: Model) -> list[str]:
+    """What columns and crosses add to the score, a line each; nothing without curves and crosses."""
+    found = [one for one in effects(model) if np.any(one.values)] if has_curves(model) else []
+    if not found:
+        return []
+    found.sort(key=lambda one: -float(np.ptp(one.values[most_moved(one)])))
+    several, noisy = len(model.matrix) > 1, found[0].noise is not None
+    score = "the score of the class that it moves most" if several else "the score"
+    words = f"Effects     what each column adds to {score}, before the length of the row divides it"
+    if noisy:
+        words += (
+            f"; the noise in it has at most the standard deviation beside it{damping_words(model)}, and ~ "
+            "marks what is within two of it"
+        )
+    heads = ("EFFECT", *["CLASS"] * several, "FROM", "TO", *["NOISE", ""] * noisy, "SHAPE")
+    outputs = output_names(model)
+    rows = [heads, *(_effect_row(one, outputs) for one in found[:MOST_EFFECTS])]
+    lines = [f"  {line}" for line in aligned_lines(rows)]
+    if len(found) > MOST_EFFECTS:
+        lines.append(f"  ... and {len(found) - MOST_EFFECTS} more: dpml plot")
+    return [textwrap.fill(words, WIDTH, subsequent_indent=" " * 12), *(_cut(line, WIDTH) for line in lines)]
+
+
+def _effect_row(effect: Effect, outputs: Sequence[str]) -> tuple[str, ...]:
+    """A row of the table of effects, about the output that the effect moves most."""
+    k = most_moved(effect)
+    values, noise = effect.values[k], effect.noise
+    row = [_cut(visible(" * ".join(effect.columns)), LONGEST_NAME)]
+    if len(outputs) > 1:
+        row.append(_cut(visible(outputs[k]), LONGEST_NAME))
+    row += [f"{values.min():+.3f}", f"{values.max():+.3f}"]
+    if noise is not None:
+        row += [f"{noise.max():.3g}", "~" if np.all(np.abs(values) < 2.0 * noise) else ""]
+    return (*row, _shape(effect, values))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _shape(effect: Effect, values: npt.NDArray[np.float64]) -> str:
+    """A curve between its ends, the highest and lowest levels, or where a cross is lowest and highest."""
+    if len(effect.axes) == 2:
+        low, high = (
+            ", ".join(map(_value_text, effect.axes, np.unravel_index(at, values.shape), effect.dates))
+            for at in (values.argmin(), values.argmax())
+        )
+        return f"low at {low}; high at {high}"
+    (axis,), (kind,) = effect.axes, effect.dates
+    if isinstance(axis, np.ndarray):
+        lower, upper = _value_text(axis, 0, kind), _value_text(axis, -1, kind)
+        return f"{lower} {_sparkline(axis, values, log1p=effect.log1p)} {upper}"
+    order = np.argsort(-values, kind="stable").tolist()
+    named = [f"{_value_text(axis, i, None)} {values[i]:+.2f}" for i in order]
+    if len(named) > MOST_LEVELS:
+        half = MOST_LEVELS // 2
+        named = [*named[:half], "...", *named[-half:]]
+    return ", ".join(named)
+
+
+def _value_text(axis: Any, at: Any, kind: str | None) -> str:
+    """A level, a number, or a date of a kind, at a place of an axis."""
+    if not isinstance(axis, np.ndarray):
+        return _cut(visible(axis[at]), LONGEST_LEVEL)
+    found = None if kind is None else as_date(float(axis[at]), kind)
+    if found is None:
+        return f"{axis[at]:.6g}"
+    return found.date().isoformat() if kind == "date" else date_text(found)
+
+
+def _sparkline(axis: npt.NDArray[np.float64], values: npt.NDArray[np.float64], *, log1p: bool) -> str:
+    """A curve as blocks, the lowest at its least value and the highest at its largest."""
+    places = np.log1p(axis) if log1p else axis
+    drawn = np.interp(np.linspace(places[0], places[-1], CURVE_LENGTH), places, values)
+    heights = (drawn - drawn.min()) / (np.ptp(drawn) or 1.0) * (len(_HEIGHTS) - 1)
+    return "".join(_HEIGHTS[round(height)] for height in heights.tolist())
 
 
 def _coefficient_lines(model: Model) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pg_dpml.evaluation.metrics import CalibrationBin
 from pg_dpml.names import visible
-from pg_dpml.reports.effects import Effect
+from pg_dpml.reports.effects import Effect, most_moved
 from pg_dpml.runs.compare import MAJORITY, Comparison, ComparisonEntry
 from pg_dpml.spec.dates import as_date, date_text, number_of
 
@@ -194,7 +194,7 @@ def _draw_effect(axes: Axes, effect: Effect, outputs: Sequence[str]) -> None:
 
 def _draw_map(figure: Figure, axes: Axes, effect: Effect, outputs: Sequence[str]) -> None:
     """A cross by both of its columns; with several outputs, that of the one that it moves most."""
-    k = int(np.argmax([np.ptp(values) for values in effect.values]))
+    k = most_moved(effect)
     values = effect.values[k]
     most = float(np.abs(values).max()) or 1.0
     places = [axis if isinstance(axis, np.ndarray) else np.arange(len(axis)) for axis in effect.axes]
