@@ -51,6 +51,13 @@ get_call(FunctionCallInfo fcinfo, int32 n_features)
 	return call;
 }
 
+/* Rows to take at once, of a product of matrices, which takes an eighth of the time of products one by one. */
+static int32
+piece(const DpmlSums *sums)
+{
+	return dpml_sums_piece(sums->n_first / 8);
+}
+
 static Size
 triangle(int32 n_features)
 {
@@ -93,7 +100,7 @@ dpml_gram_transition(PG_FUNCTION_ARGS)
 	low = dpml_sums_low(sums);
 	for (int32 i = 0; i < block.n_rows; i += n)
 	{
-		n = Min(dpml_sums_piece(sums->n_first), block.n_rows - i);
+		n = Min(piece(sums), block.n_rows - i);
 		dpml_gram_rows(&block, i, n, call->work, low, low + sums->n_first);
 		dpml_sums_added(sums, n);
 	}
@@ -158,7 +165,7 @@ dpml_hessian_transition(PG_FUNCTION_ARGS)
 
 	for (int32 i = 0; i < block.n_rows; i += n)
 	{
-		n = Min(dpml_sums_piece(sums->n_first), block.n_rows - i);
+		n = Min(piece(sums), block.n_rows - i);
 		dpml_hessian_rows(&call->loss, dpml_sums_weights(sums), &block, i, n, call->work, dpml_sums_low(sums));
 		dpml_sums_added(sums, n);
 	}

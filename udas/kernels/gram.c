@@ -5,12 +5,13 @@
  * Dense rows are gathered as doubles, GRAM_ROWS at a time, in panels of
  * GRAM_PANEL columns:
  *
- *		| row 0: columns 0-7 | row 1: columns 0-7 | ... | row 0: columns 8-15 | ...
+ *		| row 0: columns 0-3 | row 1: columns 0-3 | ... | row 0: columns 4-7 | ...
  *
- * so that a tile of 4 x 8 products is summed over all of them in registers, and
- * xx is touched once: X'X by rows taken together, as a product of matrices.  The
- * last panel is filled up with zeros.  A weight h of a row goes in as sqrt(h);
- * rows of weight 0 are left out.
+ * so that a tile of 4 x 12 products, of a panel with three panels, is summed over
+ * all of them in registers, and xx is touched once: X'X by rows taken together, as
+ * a product of matrices.  The right sides of GRAM_STRIP columns stay in the cache
+ * while the left ones pass by.  The last panels are filled up with zeros.  A weight
+ * h of a row goes in as sqrt(h); rows of weight 0 are left out.
  */
 #include "gram.h"
 
@@ -27,9 +28,15 @@
 #include "scalar.h"
 #include "vector.h"
 
-#define GRAM_ROWS 64
-#define GRAM_PANEL 8
-#define GRAM_TILE 4				/* rows of a tile; divides GRAM_PANEL */
+#define GRAM_ROWS 192
+#define GRAM_PANEL 4
+#define GRAM_SIZE (GRAM_PANEL * GRAM_ROWS)	/* of a panel */
+#define GRAM_WIDTH 3			/* panels on the right of a tile */
+#define GRAM_COLUMNS (GRAM_WIDTH * GRAM_PANEL)
+#define GRAM_STRIP (8 * GRAM_COLUMNS)
+
+/* Sums of the products of a panel with GRAM_WIDTH panels. */
+typedef DpmlLanes Tile[GRAM_PANEL][GRAM_WIDTH];
 
 /* Index of the first number of row i in the triangle. */
 DPML_INLINE int64_t
@@ -38,36 +45,45 @@ triangle_row(int64_t n, int64_t i)
 	return i * n - i * (i - 1) / 2;
 }
 
+/* Columns of the panels: as many as whole tiles have. */
 DPML_INLINE int64_t
-n_panels(int32_t n_features)
+n_columns(int64_t n_features)
 {
-	return ((int64_t) n_features + GRAM_PANEL - 1) / GRAM_PANEL;
+	return (n_features + GRAM_COLUMNS - 1) / GRAM_COLUMNS * GRAM_COLUMNS;
 }
 
 /* Put factor x into the panels as row r. */
 DPML_INLINE void
 gather_row(const float *x, int64_t n, double factor, int64_t r, double *panels)
 {
-	for (int64_t p = 0; p * GRAM_PANEL < n; p++)
-		for (int64_t c = 0; c < GRAM_PANEL; c++)
-		{
-			int64_t		i = p * GRAM_PANEL + c;
+	DpmlLanes	factors = {factor, factor, factor, factor};
+	DpmlLanes	zeros = {0.0, 0.0, 0.0, 0.0};
+	double	   *out = panels + r * GRAM_PANEL;
+	double	   *end = panels + n_columns(n) * GRAM_ROWS;
+	int64_t		i = 0;
 
-			panels[(p * GRAM_ROWS + r) * GRAM_PANEL + c] = i < n ? factor * x[i] : 0.0;
-		}
+	for (; i + GRAM_PANEL <= n; i += GRAM_PANEL, out += GRAM_SIZE)
+		DPML_STORE(out, factors * DPML_LOAD_F32(x + i));
+	for (double *rest = out; rest < end; rest += GRAM_SIZE)
+		DPML_STORE(rest, zeros);
+	for (int64_t c = 0; i + c < n; c++)
+		out[c] = factor * x[i + c];
 }
 
-/* Sums over the gathered rows of the products of GRAM_TILE columns with GRAM_PANEL columns. */
+/* Sums over the gathered rows of the products of a panel with the GRAM_WIDTH panels on the right. */
 DPML_INLINE void
-tile_products(int n_rows, const double *left, const double *right, DpmlLanes sums[GRAM_TILE][2])
+tile_products(int n_rows, const double *left, const double *right, Tile sums)
 {
+	for (int i = 0; i < GRAM_PANEL; i++)
+		for (int k = 0; k < GRAM_WIDTH; k++)
+			sums[i][k] = (DpmlLanes) {0.0, 0.0, 0.0, 0.0};
 	for (int r = 0; r < n_rows; r++, left += GRAM_PANEL, right += GRAM_PANEL)
-		for (int i = 0; i < GRAM_TILE; i++)
+		for (int i = 0; i < GRAM_PANEL; i++)
 		{
 			DpmlLanes	factor = {left[i], left[i], left[i], left[i]};
 
-			sums[i][0] += factor * DPML_LOAD(right);
-			sums[i][1] += factor * DPML_LOAD(right + 4);
+			for (int k = 0; k < GRAM_WIDTH; k++)
+				sums[i][k] += factor * DPML_LOAD(right + k * GRAM_SIZE);
 		}
 }
 
@@ -77,35 +93,44 @@ tile_products(int n_rows, const double *left, const double *right, DpmlLanes sum
  * two give the same number.
  */
 #ifdef DPML_AVX2
+/* Row i of the tile is in variables of its own: gcc would store an array in every turn of the loop. */
+#define ADD_ROW(i) \
+	do { \
+		__m256d		factor = _mm256_broadcast_sd(left + (i)); \
+		row##i##_0 = _mm256_fmadd_pd(factor, right_0, row##i##_0); \
+		row##i##_1 = _mm256_fmadd_pd(factor, right_1, row##i##_1); \
+		row##i##_2 = _mm256_fmadd_pd(factor, right_2, row##i##_2); \
+	} while (0)
+#define STORE_ROW(i) \
+	do { \
+		_mm256_storeu_pd((double *) &sums[i][0], row##i##_0); \
+		_mm256_storeu_pd((double *) &sums[i][1], row##i##_1); \
+		_mm256_storeu_pd((double *) &sums[i][2], row##i##_2); \
+	} while (0)
+
 __attribute__((target("avx2,fma"))) static void
-tile_products_fma(int n_rows, const double *left, const double *right, DpmlLanes sums[GRAM_TILE][2])
+tile_products_fma(int n_rows, const double *left, const double *right, Tile sums)
 {
-	/* no array: gcc would store it in every turn of the loop */
-	__m256d		low0 = _mm256_setzero_pd(), low1 = low0, low2 = low0, low3 = low0;
-	__m256d		high0 = low0, high1 = low0, high2 = low0, high3 = low0;
+	__m256d		row0_0 = _mm256_setzero_pd(), row0_1 = row0_0, row0_2 = row0_0;
+	__m256d		row1_0 = row0_0, row1_1 = row0_0, row1_2 = row0_0;
+	__m256d		row2_0 = row0_0, row2_1 = row0_0, row2_2 = row0_0;
+	__m256d		row3_0 = row0_0, row3_1 = row0_0, row3_2 = row0_0;
 
 	for (int r = 0; r < n_rows; r++, left += GRAM_PANEL, right += GRAM_PANEL)
 	{
-		__m256d		low = _mm256_loadu_pd(right);
-		__m256d		high = _mm256_loadu_pd(right + 4);
+		__m256d		right_0 = _mm256_loadu_pd(right);
+		__m256d		right_1 = _mm256_loadu_pd(right + GRAM_SIZE);
+		__m256d		right_2 = _mm256_loadu_pd(right + 2 * GRAM_SIZE);
 
-		low0 = _mm256_fmadd_pd(_mm256_broadcast_sd(left), low, low0);
-		high0 = _mm256_fmadd_pd(_mm256_broadcast_sd(left), high, high0);
-		low1 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 1), low, low1);
-		high1 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 1), high, high1);
-		low2 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 2), low, low2);
-		high2 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 2), high, high2);
-		low3 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 3), low, low3);
-		high3 = _mm256_fmadd_pd(_mm256_broadcast_sd(left + 3), high, high3);
+		ADD_ROW(0);
+		ADD_ROW(1);
+		ADD_ROW(2);
+		ADD_ROW(3);
 	}
-	_mm256_storeu_pd((double *) &sums[0][0], low0);
-	_mm256_storeu_pd((double *) &sums[0][1], high0);
-	_mm256_storeu_pd((double *) &sums[1][0], low1);
-	_mm256_storeu_pd((double *) &sums[1][1], high1);
-	_mm256_storeu_pd((double *) &sums[2][0], low2);
-	_mm256_storeu_pd((double *) &sums[2][1], high2);
-	_mm256_storeu_pd((double *) &sums[3][0], low3);
-	_mm256_storeu_pd((double *) &sums[3][1], high3);
+	STORE_ROW(0);
+	STORE_ROW(1);
+	STORE_ROW(2);
+	STORE_ROW(3);
 }
 
 static int
@@ -118,22 +143,21 @@ has_fma(void)
 #define has_fma() 0
 #endif
 
-/* Add a tile's sums to xx, those on or above the diagonal. */
+/* Add the sums of the tile of row a and column b to xx, those on or above the diagonal. */
 DPML_INLINE void
-add_tile(int64_t n, int64_t a, int64_t b, DpmlLanes sums[GRAM_TILE][2], double *xx)
+add_tile(int64_t n, int64_t a, int64_t b, Tile sums, double *xx)
 {
-	for (int64_t i = 0; i < GRAM_TILE && a + i < n; i++)
-	{
-		double	   *out = xx + triangle_row(n, a + i) - (a + i);
+	double	   *out = xx + triangle_row(n, a) - a;
+	int			whole = b >= a + GRAM_PANEL && b + GRAM_COLUMNS <= n;
 
-		if (b >= a + i && b + GRAM_PANEL <= n)
-		{
-			DPML_STORE(out + b, DPML_LOAD(out + b) + sums[i][0]);
-			DPML_STORE(out + b + 4, DPML_LOAD(out + b + 4) + sums[i][1]);
-		}
+	for (int64_t i = a; i < a + GRAM_PANEL && i < n; out += n - ++i)
+	{
+		if (whole)
+			for (int64_t k = 0; k < GRAM_WIDTH; k++)
+				DPML_STORE(out + b + 4 * k, DPML_LOAD(out + b + 4 * k) + sums[i - a][k]);
 		else
-			for (int64_t j = b > a + i ? b : a + i; j < b + GRAM_PANEL && j < n; j++)
-				out[j] += sums[i][(j - b) / 4][(j - b) % 4];
+			for (int64_t j = b > i ? b : i; j < b + GRAM_COLUMNS && j < n; j++)
+				out[j] += sums[i - a][(j - b) / 4][(j - b) % 4];
 	}
 }
 
@@ -141,21 +165,20 @@ add_tile(int64_t n, int64_t a, int64_t b, DpmlLanes sums[GRAM_TILE][2], double *
 static DPML_CLONES void
 add_panels(int64_t n, int n_rows, const double *panels, int fma, double *xx)
 {
-	for (int64_t a = 0; a < n; a += GRAM_TILE)
-	{
-		const double *left = panels + a / GRAM_PANEL * GRAM_PANEL * GRAM_ROWS + a % GRAM_PANEL;
+	for (int64_t strip = 0; strip < n; strip += GRAM_STRIP)
+		for (int64_t a = 0; a < n && a < strip + GRAM_STRIP; a += GRAM_PANEL)
+			for (int64_t b = strip; b < n && b < strip + GRAM_STRIP; b += GRAM_COLUMNS)
+			{
+				Tile		sums;
 
-		for (int64_t b = a / GRAM_PANEL * GRAM_PANEL; b < n; b += GRAM_PANEL)
-		{
-			DpmlLanes	sums[GRAM_TILE][2] = {{{0.0}}};
-
-			if (fma)
-				tile_products_fma(n_rows, left, panels + b * GRAM_ROWS, sums);
-			else
-				tile_products(n_rows, left, panels + b * GRAM_ROWS, sums);
-			add_tile(n, a, b, sums, xx);
-		}
-	}
+				if (a >= b + GRAM_COLUMNS)	/* below the diagonal */
+					continue;
+				if (fma)
+					tile_products_fma(n_rows, panels + a * GRAM_ROWS, panels + b * GRAM_ROWS, sums);
+				else
+					tile_products(n_rows, panels + a * GRAM_ROWS, panels + b * GRAM_ROWS, sums);
+				add_tile(n, a, b, sums, xx);
+			}
 }
 
 /* xx += h x x' of a sparse row; its columns rise.  Four columns beside each other go together. */
@@ -186,13 +209,11 @@ add_sparse(const Row *row, double h, int64_t n, double *xx)
 	}
 }
 
+/* The sum of squares of float32 values is finite if each of them is. */
 DPML_INLINE int
 row_finite(const Row *row)
 {
-	for (int64_t i = 0; i < row->n; i++)
-		if (!dpml_finite(row->f32[i]))
-			return 0;
-	return dpml_finite(row->label);
+	return dpml_finite(dpml_square_f32(row->n, row->f32)) && dpml_finite(row->label);
 }
 
 /* Weight of a row's outer product in xx: phi''(<w, x>), or 1 without a loss; 0 if a number of the row is not finite. */
@@ -247,7 +268,7 @@ add_rows(const DpmlLoss *loss, const double *weights, const DpmlBlock *block,
 int64_t
 dpml_gram_memory(int32_t n_features)
 {
-	return n_panels(n_features) * GRAM_PANEL * GRAM_ROWS;
+	return n_columns(n_features) * GRAM_ROWS;
 }
 
 void
