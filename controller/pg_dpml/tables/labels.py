@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pg_dpml.blocks.query import from_clause
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.catalog import SourceTable
 from pg_dpml.database.columns import ColumnType
@@ -21,7 +22,6 @@ from pg_dpml.tables.measuring import (
     ValueCount,
     by_bytes,
     count_levels,
-    count_numbers,
     value_text,
 )
 
@@ -68,12 +68,20 @@ def label_field(encoder: Mapping[str, Any], types: Mapping[str, ColumnType]) -> 
 
 
 def count_left_out(session: Session, source: Source) -> LeftOut:
-    """Count the rows of a table that have no declared label, by the table's encoder."""
+    """Count the rows of a table that have no declared label, by the table's encoder.
+
+    Of a distributed table different labels of classes leave a worker, and else numbers of rows alone.
+    """
     field = label_field(source.encoder, source.table.columns)
     if field.entry["kind"] == "numeric":
-        numbers = count_numbers(session, source, [field])[field.name]
-        nan = numbers["nan"]
-        return LeftOut(numbers["nulls"], nan, (ValueCount("NaN", nan),) if nan else ())
+        nulls, nan = session.fetch_one(
+            sql.SQL(
+                "SELECT pg_catalog.count(*) FILTER (WHERE {number} IS NULL), "
+                "pg_catalog.count(*) FILTER (WHERE {number} > 'Infinity'::pg_catalog.float8) "  # NaN
+            ).format(number=sql.SQL("dpml.number({})").format(field.identifier))
+            + from_clause(source)
+        )
+        return LeftOut(nulls, nan, (ValueCount("NaN", nan),) if nan else ())
     counts = count_levels(session, source, [field])[field.name]
     sizes = dict(zip(field.entry["levels"], counts.levels, strict=True))
     label = source.encoder["label"]

@@ -259,6 +259,17 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
         for i, field in enumerate(fields)
     ]
     listed = sql.SQL(", ").join(columns)
+    if len(fields) == 1:
+        # Of a distributed table Citus brings different values alone: it cannot plan GROUPING SETS.
+        counted = sql.SQL("SELECT 0 AS grouped, {}, pg_catalog.count(*) AS rows ").format(read[0])
+        counted += from_clause(source) + sql.SQL(" GROUP BY 2")
+    else:
+        counted = sql.SQL(
+            "SELECT GROUPING({listed}) AS grouped, {listed}, pg_catalog.count(*) AS rows FROM (SELECT {read} "
+        ).format(listed=listed, read=sql.SQL(", ").join(read))
+        counted += from_clause(source) + sql.SQL(" OFFSET 0) AS c GROUP BY GROUPING SETS ({})").format(
+            sql.SQL(", ").join(sql.SQL("({})").format(column) for column in columns)
+        )
     encoder = {
         "columns": [dict(field.entry, centered=False) for field in fields],
         "intercept": False,
@@ -268,25 +279,19 @@ def count_levels(session: Session, source: Source, fields: Sequence[Field]) -> d
             "SELECT l.grouped, pg_catalog.left(l.value, {characters}), l.level, l.rows, l.rows_alike "
             "FROM (SELECT g.*, pg_catalog.row_number() OVER (alike ORDER BY g.rows DESC, g.value) AS place, "
             "pg_catalog.sum(g.rows) OVER alike AS rows_alike "
-            "FROM (SELECT v.grouped, v.value, v.rows, (SELECT e.place FROM dpml.unpack(v.block) AS u, "
-            "pg_catalog.unnest(u.x) WITH ORDINALITY AS e(feature, place) "
+            # Citus cannot write the query anew with unpack beside unnest.
+            "FROM (SELECT v.grouped, v.value, v.rows, (SELECT e.place FROM pg_catalog.unnest("
+            "(SELECT u.x FROM dpml.unpack(v.block) AS u)) WITH ORDINALITY AS e(feature, place) "
             "WHERE e.feature > 0::float4) AS level "
-            "FROM (SELECT GROUPING({listed}) AS grouped, coalesce({texts}) AS value, "
-            "pg_catalog.count(*) AS rows, dpml.encode(%(encoder)s, ROW({listed})) AS block "
-            "FROM (SELECT {read} "
-        ).format(
-            read=sql.SQL(", ").join(read),
-            characters=sql.Literal(SHOWN_CHARACTERS),
-            listed=listed,
-            texts=sql.SQL(", ").join(map(value_text, fields, columns)),
-        )
-        + from_clause(source)
-        + sql.SQL(
-            " OFFSET 0) AS c GROUP BY GROUPING SETS ({sets})) AS v OFFSET 0) AS g "
+            "FROM (SELECT c.grouped, coalesce({texts}) AS value, c.rows, "
+            "dpml.encode(%(encoder)s, ROW({listed})) AS block FROM ({counted}) AS c) AS v OFFSET 0) AS g "
             "WINDOW alike AS (PARTITION BY g.grouped, g.level IS NULL, g.value IS NULL)) AS l "
             "WHERE l.level IS NOT NULL OR l.place <= {shown} ORDER BY l.place"
         ).format(
-            sets=sql.SQL(", ").join(sql.SQL("({})").format(column) for column in columns),
+            characters=sql.Literal(SHOWN_CHARACTERS),
+            texts=sql.SQL(", ").join(map(value_text, fields, columns)),
+            listed=listed,
+            counted=counted,
             shown=sql.Literal(SHOWN_VALUES),
         ),
         {"encoder": json_parameter(encoder)},
