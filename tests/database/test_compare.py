@@ -20,6 +20,7 @@ from helpers import people
 from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
 from helpers.sqltools import scalar
 from pg_dpml import DataSpec, Relation, cli
+from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session, sql
@@ -72,11 +73,13 @@ class Spy:
         self.models: list[Any] = []
         pack_portions, run_method = SPLITS.pack_portions, SPLITS.run_method
 
-        def spied_portions(session: Session, source: Source, sizes: Sequence[int]) -> list[PackedRows]:
-            packed: list[PackedRows] = pack_portions(session, source, sizes)
+        def spied_portions(
+            session: Session, source: Source, sizes: Sequence[int], *, needs_order: bool
+        ) -> list[Blocks]:
+            dealt: list[Blocks] = pack_portions(session, source, sizes, needs_order=needs_order)
             self.sizes.append(sizes)
-            self.portions.append([unpacked(session, portion) for portion in packed])
-            return packed
+            self.portions.append([unpacked(session, portion.packed) for portion in dealt])
+            return dealt
 
         def spied_run(job: Job) -> Any:
             seen = unpacked(job.blocks.session, job.blocks.packed)

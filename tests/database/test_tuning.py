@@ -19,8 +19,7 @@ from helpers import people, replay
 from helpers.people import BAD_PEOPLE, FloatArray, create_people, make_people
 from helpers.sqltools import scalar
 from pg_dpml import Column, DataSpec, Grid, Label, PrivacySpec, Relation, TrainSpec
-from pg_dpml.blocks.blocks import Blocks
-from pg_dpml.blocks.packing import PackedRows, repack
+from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.portions import equal_sizes, pack_portions
 from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import resolve
@@ -82,10 +81,10 @@ def portions(database: str, data: DataSpec, sizes: tuple[int, ...]) -> list[list
     with Database(database).session("REPEATABLE READ") as session:
         source = resolve(session, data)
         assert count_units(session, source) == sum(sizes)
-        for packed in pack_portions(session, source, sizes):
-            rows = session.fetch(sql.SQL("SELECT block_no, block FROM {}").format(packed.blocks))
+        for portion in pack_portions(session, source, sizes, needs_order=True):
+            rows = session.fetch(sql.SQL("SELECT block_no, block FROM {}").format(portion.packed.blocks))
             assert [number for number, _ in rows] == list(range(len(rows)))
-            session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
+            portion.drop()
             found.append([replay.open_block(block) for _, block in rows])
     return found
 
@@ -167,21 +166,21 @@ def test_a_portion_is_packed_again_without_units_only(database: str) -> None:
         for data, again in ((visits(unit=None, max_rows_per_unit=1), True), (visits(), False)):
             source = resolve(session, data)
             n = count_units(session, source)
-            first, second = pack_portions(session, source, (50, n - 50))
+            first, second = pack_portions(session, source, (50, n - 50), needs_order=True)
             if again:
-                first = repack(session, source, first)
-                first = repack(session, source, first)
+                first.repack()
+                first.repack()
                 (seen,) = session.fetch_one(
                     sql.SQL("SELECT pg_catalog.count(*) FROM {} AS b, dpml.rows(b.block)").format(
-                        first.blocks
+                        first.packed.blocks
                     )
                 )
                 assert seen == 50
             else:
                 with pytest.raises(ValueError, match="cannot be packed again"):
-                    repack(session, source, first)
-            for packed in (first, second):
-                session.execute(sql.SQL("DROP TABLE {}").format(packed.blocks))
+                    first.repack()
+            for portion in (first, second):
+                portion.drop()
 
 
 # Scores
@@ -208,18 +207,11 @@ def test_errors_are_exact(database: str, task: str, whitened: bool) -> None:
             p = np.eye(d) + 0.1 * rng.normal(size=(d, d))
             weights = rng.normal(size=outputs * d)
             models.append(Result(weights, 1, (p + p.T) / 2 if whitened and i % 2 else None))
-        _, packed = pack_portions(session, source, (N - 400, 400))
-        x, y = unpacked(session, packed)
-        blocks = Blocks(session, source, packed)
+        rest, blocks = pack_portions(session, source, (N - 400, 400), needs_order=False)
+        x, y = unpacked(session, blocks.packed)
         found = scoring.errors(blocks, plan.problem, models)
         blocks.drop()
-        (name,) = session.fetch_one(
-            sql.SQL(
-                "SELECT pg_catalog.min(relname) FROM pg_catalog.pg_class "
-                "WHERE relnamespace = 'dpml_work'::pg_catalog.regnamespace"
-            )
-        )
-        session.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("dpml_work", name)))
+        rest.drop()
     for model, error in zip(models, found, strict=True):
         u = x @ model.weights.reshape(outputs, d).T
         if task == "regression":

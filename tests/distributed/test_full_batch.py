@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import pytest
 
 from citus import Cluster
 from helpers.points import PRIVACY, N, spec
-from pg_dpml import DataSpec, RunFailedError, SpecError, TrainSpec, plan, train
-from pg_dpml.blocks import distributed, query
+from pg_dpml import DataSpec, Grid, RunFailedError, SpecError, TrainSpec, plan, train, tune
+from pg_dpml.blocks import distributed, portions, query
 from pg_dpml.database.session import Session, sql
 
 RUNS_TRAIN = "pg_dpml.runs.train"
@@ -214,23 +215,34 @@ def test_a_shard_that_moved_between_runs_changes_nothing(
 def in_a_run(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is in the list is called once the rows of a run are packed."""
     calls: list[Any] = []
-    pack = distributed.packed_blocks
 
-    def packed(*given: Any, **more: Any) -> Any:
-        blocks = pack(*given, **more)
-        for call in calls:
-            call()
-        return blocks
+    def then_called(pack: Any) -> Any:
+        def packed(*given: Any, **more: Any) -> Any:
+            blocks = pack(*given, **more)
+            for call in calls:
+                call()
+            return blocks
 
-    monkeypatch.setattr(RUNS_TRAIN + ".packed_blocks", packed)
+        return packed
+
+    monkeypatch.setattr(RUNS_TRAIN + ".packed_blocks", then_called(distributed.packed_blocks))
+    monkeypatch.setattr("pg_dpml.runs.tuning.pack_portions", then_called(portions.pack_portions))
     return calls
 
 
-@pytest.mark.parametrize("training", [TrainSpec("dp-gd"), TrainSpec("bolt-on", by_shards=True)])
+@pytest.mark.parametrize(
+    "run",
+    [
+        partial(train, training=TrainSpec("dp-gd")),
+        partial(train, training=TrainSpec("bolt-on", by_shards=True)),
+        partial(tune, grid=Grid({"passes": [2, 3]}, TrainSpec("dp-gd"))),
+    ],
+    ids=["dp-gd", "by shards", "tune"],
+)
 def test_a_worker_that_dies_fails_the_run_which_stays_charged(
-    two: Cluster, connection: psycopg.Connection, in_a_run: list[Any], training: TrainSpec
+    two: Cluster, connection: psycopg.Connection, in_a_run: list[Any], run: Any
 ) -> None:
-    name = f"of a dead worker {training.method}"
+    name = f"of a dead worker {secrets.token_hex(8)}"
 
     def die() -> None:
         with psycopg.connect(two.workers[0].dsn_of(two.database), autocommit=True) as worker:
@@ -244,12 +256,12 @@ def test_a_worker_that_dies_fails_the_run_which_stays_charged(
 
     in_a_run.append(die)
     with pytest.raises(RunFailedError, match="stay charged"):
-        train(two.dsn, spec(), PRIVACY, training, name=name)
+        run(two.dsn, spec(), PRIVACY, name=name)
     charged = connection.execute("SELECT count(*) FROM dpml.ledger WHERE model = %s", (name,)).fetchone()
     assert charged == (1,)
     assert not any(work_tables(two))
     in_a_run.clear()
-    trained(two, spec(), training.method, training.given())
+    run(two.dsn, spec(), PRIVACY, name=f"after {name}")
 
 
 def test_rows_written_during_a_run_are_not_in_it(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -12,7 +13,19 @@ import pytest
 from citus import Cluster
 from helpers import leaks
 from helpers.points import PRIVACY
-from pg_dpml import Column, DataSpec, Label, PrivacySpec, RunFailedError, TrainSpec, evaluate, train
+from pg_dpml import (
+    Column,
+    DataSpec,
+    Grid,
+    Label,
+    PrivacySpec,
+    RunFailedError,
+    TrainSpec,
+    compare,
+    evaluate,
+    train,
+    tune,
+)
 from pg_dpml.blocks.distributed import ShardedBlocks, Shards
 from pg_dpml.database.session import sql
 
@@ -59,8 +72,30 @@ def test_nothing_un_noised_is_in_any_log(
     assert look(two, secrets, before) == {}
 
 
+@pytest.mark.parametrize("method", ["whitened-dp-gd", "dp-gd", "bolt-on"])
+def test_nothing_of_tuning_and_comparisons_is_in_any_log(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    secrets, before = leaks.Secrets(), sizes(two)
+    grid = Grid({"passes": [2, 3]}, TrainSpec(method))
+    with monkeypatch.context() as patched:
+        leaks.record(patched, secrets)
+        tune(two.dsn, DATA, PRIVACY, grid, name=f"seen tuning {method}")
+        compare(two.dsn, DATA, methods=(method,), epsilons=(2.0,), splits=1, owner=True)
+    assert len(secrets) > 20
+    assert look(two, secrets, before) == {}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        partial(train, training=TrainSpec("dp-gd")),
+        partial(tune, grid=Grid({"passes": [2, 3]}, TrainSpec("dp-gd"))),
+    ],
+    ids=["train", "tune"],
+)
 def test_nothing_is_seen_of_a_run_that_fails_on_a_worker(
-    two: Cluster, monkeypatch: pytest.MonkeyPatch
+    two: Cluster, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     secrets, before = leaks.Secrets(), sizes(two)
     with monkeypatch.context() as patched:
@@ -75,7 +110,7 @@ def test_nothing_is_seen_of_a_run_that_fails_on_a_worker(
 
         patched.setattr(ShardedBlocks, "gradient", broken)
         with pytest.raises(RunFailedError, match="stay charged") as failure:
-            train(two.dsn, DATA, PRIVACY, TrainSpec("dp-gd"), name="broken")
+            run(two.dsn, DATA, PRIVACY, name="broken")
     assert "weights" not in str(failure.value)
     assert b"weights must have" in two.log()
     assert look(two, secrets, before) == {}

@@ -26,6 +26,7 @@ from helpers.points import PRIVACY
 from pg_dpml import (
     Column,
     DataSpec,
+    Grid,
     GuaranteeError,
     Label,
     PrivacySpec,
@@ -37,6 +38,7 @@ from pg_dpml import (
     plan,
     predict,
     train,
+    tune,
 )
 from pg_dpml.blocks import distributed
 from pg_dpml.database.database import Database
@@ -120,7 +122,12 @@ def test_no_worker_takes_a_closer_match_in_the_search_path(two: Cluster, victim:
         assert evaluate(victim, stored, "points", owner=True).n_rows == 2000
         evaluate(victim, stored, "points", privacy=PrivacySpec(1.0))
     assert predict(victim, model, "points", id_column="id", into="public.foretold") == 2000
-    compare(victim, data, methods=("dp-gd",), epsilons=(2.0,), splits=1, owner=True)
+    tried = Grid({"passes": [2, 3]}, DP_GD)
+    for asked in (data, units):
+        assert "only sums travel" in tune(victim, asked, PRIVACY, tried, name=name()).trained.plan.place
+    tune(victim, spec(), PRIVACY, tried, name=name(), public_table="visits")
+    for asked in (data, units, regression):
+        compare(victim, asked, methods=("dp-gd",), epsilons=(2.0,), splits=1, owner=True)
     with psycopg.connect(victim, autocommit=True) as connected:
         connected.execute("DROP TABLE public.foretold")
     run = CliRunner().invoke

@@ -53,6 +53,7 @@ TEST_FULL_BATCH_REPLAY = "tests/privacy/test_full_batch_replay.py"
 TEST_MECHANISMS = "tests/controller/test_mechanisms.py"
 TEST_OBJECTIVE = "tests/privacy/test_objective_perturbation.py"
 TEST_PLAN = "tests/controller/test_plan.py"
+TEST_PORTIONS = "tests/privacy/test_portions.py"
 TEST_RELEASE = "tests/privacy/test_release.py"
 TEST_REPLAY = "tests/privacy/test_replay.py"
 TEST_SHARD_MODELS = "tests/privacy/test_shard_models.py"
@@ -580,6 +581,13 @@ MUTANTS = [
         "return high + low",
         "return high",
         f"{TEST_SHARD_SUMS}::test_the_sum_of_shards_is_off_by_one_rounding",
+    ),
+    Mutant(
+        "portions-cut-by-the-order-of-shards",
+        BLOCKS,
+        "sorted(keys[heads[place]])[",
+        "keys[heads[place]][",
+        f"{TEST_PORTIONS}::test_every_portion_has_its_size",
     ),
     Mutant(
         "large-batches-at-no-delta",

@@ -38,26 +38,32 @@ from pg_dpml.names import shown, visible
 __all__ = [
     "Distribution",
     "ModelOfShard",
+    "OnShards",
     "PassOfShard",
     "ShardUnits",
     "ShardedBlocks",
     "Shards",
     "Whereabouts",
+    "blocks_table",
     "count_shard_units",
     "distribute",
     "distribution_column",
     "gathered",
     "is_distributed",
+    "on_shards",
     "packed_blocks",
     "place_of_portions",
     "require_packable",
+    "require_planned",
     "require_whole",
+    "table_beside",
     "use_one_snapshot",
     "whereabouts",
 ]
 
 _SCHEMA = "dpml_work"
 _NO_VALUE = sql.SQL("NULL::pg_catalog.float8[]")
+_ANY_ROW = sql.SQL("true")
 
 
 class Shards(NamedTuple):
@@ -280,11 +286,18 @@ def is_distributed(session: Session, table: SourceTable) -> bool:
     return bool(_distributed_tables(session, table))
 
 
-def place_of_portions(session: Session, source: Source) -> str:
-    """What a plan says of rows that are dealt out at random; empty for a table that is not distributed."""
-    if not is_distributed(session, source.table):
-        return ""
-    return "the rows travel to the coordinator and are packed there: all are dealt out at random"
+def place_of_portions(session: Session, source: Source, *, needs_order: bool) -> str:
+    """What a plan says of rows that are dealt out at random; empty for a table that is not distributed.
+
+    `needs_order`: whether any candidate takes its rows in a random order.
+    """
+    if needs_order and is_distributed(session, source.table):
+        return (
+            "the rows travel to the coordinator, where they are dealt out at random and packed: a candidate "
+            "takes its rows in one random order"
+        )
+    place = whereabouts(session, source, needs_order=False)
+    return place.text if place.distribution is None else f"dealt out at random, {place.text}"
 
 
 def require_whole(session: Session, table: SourceTable) -> None:
@@ -440,9 +453,9 @@ def packed_blocks(session: Session, source: Source, *, needs_order: bool, by_sha
         if here is not source:
             blocks.tables.append(here.table.identifier)
         return blocks
-    shards = _blocks_table(session, source, distribution)
+    shards = blocks_table(session, source, distribution)
     packing = _packing(session, source, distribution.shards, shards, ordered=needs_order)
-    n_blocks = session.fetch_one(packing.query, packing.parameters())[0]
+    n_blocks = packing.run(session)
     packed = PackedRows(shards.table, n_blocks)
     return ShardedBlocks(session, source, packed, distribution=distribution, ordered=needs_order)
 
@@ -480,21 +493,32 @@ def require_packable(session: Session, source: Source, *, needs_order: bool, by_
     if distribution is None:
         return
     with session.discarded():
-        blocks = _blocks_table(session, source, distribution)
+        blocks = blocks_table(session, source, distribution)
         packing = _packing(session, source, distribution.shards, blocks, ordered=needs_order)
-        session.require_runs(
-            packing.query,
-            f"the rows of {shown(source.table.name)} cannot be packed on a worker, and PostgreSQL's message "
-            "is not shown because it may quote a row: dpml doctor looks at the workers, and a filter must be "
-            "written so that it can fail on no row",
-            packing.parameters("EXPLAIN "),
-        )
+        require_planned(session, source, packing)
 
 
-def _blocks_table(session: Session, source: Source, distribution: Distribution) -> Shards:
+def require_planned(session: Session, source: Source, packing: OnShards) -> None:
+    """Let the workers plan, but not run, a statement that encodes the rows of their shards.
+
+    Raises
+    ------
+    SpecError, DpmlError
+        If a worker cannot.
+    """
+    session.require_runs(
+        packing.query,
+        f"the rows of {shown(source.table.name)} cannot be packed on a worker, and PostgreSQL's message "
+        "is not shown because it may quote a row: dpml doctor looks at the workers, and a filter must be "
+        "written so that it can fail on no row",
+        packing.parameters("EXPLAIN "),
+    )
+
+
+def blocks_table(session: Session, source: Source, distribution: Distribution) -> Shards:
     """A new work table, empty, for blocks: with their numbers in a shard or, without order, the shard's."""
     table = sql.Identifier(_SCHEMA, f"blocks_{secrets.token_hex(8)}")
-    return _table_beside(
+    return table_beside(
         session,
         source,
         distribution,
@@ -505,7 +529,7 @@ def _blocks_table(session: Session, source: Source, distribution: Distribution) 
     )
 
 
-def _table_beside(
+def table_beside(
     session: Session,
     source: Source,
     distribution: Distribution,
@@ -517,8 +541,27 @@ def _table_beside(
     """A new work table, empty, in as many shards as the rows, each on the node of the rows of its number.
 
     Its first column, that of the distribution, stays NULL: rows are put into its shards by name, and
-    `GROUP BY key` lets Citus leave each group where it is. `values` have the types of the others; the values
-    of the column `external` are stored as they are.
+    `GROUP BY key` lets Citus leave each group where it is.
+
+    Parameters
+    ----------
+    session : Session
+    source : Source
+    distribution : Distribution
+        Of the rows.
+    table : sql.Identifier
+        Its name.
+    columns : sql.SQL
+        Names of its columns, in parentheses, and what follows them.
+    values : sql.SQL
+        A value of each column but the first, of its type.
+    external : str or None
+        A column whose values are stored as they are.
+
+    Raises
+    ------
+    RunFailedError
+        If a shard was added or split since the run began.
     """
     session.execute(
         sql.SQL(
@@ -545,7 +588,7 @@ def _table_beside(
     return shards
 
 
-class _OnShards(NamedTuple):
+class OnShards(NamedTuple):
     """A statement to run in each shard of a table: see `dpml.on_shards`."""
 
     over: Shards
@@ -557,6 +600,8 @@ class _OnShards(NamedTuple):
     """A statement that comes first."""
     value: sql.Composable
     """An expression whose value is $1 in the statement."""
+    where: sql.Composable
+    """Condition on the rows t of a shard: without any, the statement does not run there."""
 
     @property
     def query(self) -> sql.Composed:
@@ -564,8 +609,12 @@ class _OnShards(NamedTuple):
         return sql.SQL(
             "SELECT coalesce(dpml.on_shards(dpml.shard_id(t.tableoid), %(command)s, "
             "%(shards)s::pg_catalog.int8[], %(tokens)s::pg_catalog.text[], %(names)s::pg_catalog.text[], "
-            "{value}), 0) FROM {over} AS t"
-        ).format(value=self.value, over=self.over.table)
+            "{value}), 0) FROM {over} AS t WHERE {where}"
+        ).format(value=self.value, over=self.over.table, where=self.where)
+
+    def run(self, session: Session) -> int:
+        """Run the statement and return the number of rows that it touched."""
+        return int(session.fetch_one(self.query, self.parameters())[0])
 
     def parameters(self, verb: str = "") -> dict[str, Any]:
         """Parameters of the query; with the verb EXPLAIN the statement is only planned."""
@@ -578,20 +627,41 @@ class _OnShards(NamedTuple):
         }
 
 
-def _on_shards(
+def on_shards(
     session: Session,
     over: Shards,
     into: Shards,
     statement: Callable[[sql.Identifier, sql.Identifier, sql.Identifier], sql.Composed],
     parameters: Mapping[str, Any],
     value: sql.Composable = _NO_VALUE,
-) -> _OnShards:
-    """A statement that is made for a shard, the shard beside it, and their place."""
+    where: sql.Composable = _ANY_ROW,
+) -> OnShards:
+    """A statement to run once in each shard of a table that has rows.
+
+    Parameters
+    ----------
+    session : Session
+    over, into : Shards
+        That table, and one whose shards lie beside its own.
+    statement : callable
+        Makes it of a shard, the shard beside it, and their place from 0.
+    parameters : mapping
+        Of the statement.
+    value : sql.Composable
+        An expression of the coordinator, of type float8[], whose value is $1 in the statement.
+    where : sql.Composable
+        Condition on rows t of that table: those that must be there for the statement to have an effect. The
+        fewer there are, the less it costs to find a shard's first.
+
+    Returns
+    -------
+    OnShards
+    """
     # Names that no other text of the statement can have.
     stand_ins = [sql.Identifier(_SCHEMA, f"shard_{secrets.token_hex(16)}") for _ in range(3)]
     with session.owners_path():
         path = session.setting("search_path")
-    return _OnShards(
+    return OnShards(
         over=over,
         statement=session.text(statement(*stand_ins), parameters),
         tokens=tuple(stand_in.as_string() for stand_in in stand_ins),
@@ -605,12 +675,13 @@ def _on_shards(
             {"path": path},
         ),
         value=value,
+        where=where,
     )
 
 
 def _packing(
     session: Session, source: Source, over: Shards, into: Shards, *, ordered: bool, again: bool = False
-) -> _OnShards:
+) -> OnShards:
     """What packs the rows of each shard into the shard of blocks beside it, in place of those if `again`.
 
     `ordered`: in a random order of the shard's own, and numbered.
@@ -629,7 +700,7 @@ def _packing(
 
     encoded = shuffled if ordered else grouped
     found = encoded(source)
-    return _on_shards(session, over, into, statement, found.parameters)
+    return on_shards(session, over, into, statement, found.parameters)
 
 
 class PassOfShard(NamedTuple):
@@ -672,14 +743,14 @@ class ShardedBlocks(Blocks):
     def _whitened_rows(self, matrix: FloatArray, norm: float, scale: float | None) -> PackedRows:
         sent = self.send_matrix(matrix)
         call, options = whiten_call(sql.SQL("$1"), norm, scale)
-        into = _blocks_table(self.session, self.source, self.distribution)
+        into = blocks_table(self.session, self.source, self.distribution)
 
         def statement(old: sql.Identifier, new: sql.Identifier, place: sql.Identifier) -> sql.Composed:
             return sql.SQL("INSERT INTO {} (key, number, block) SELECT NULL, {}, {} FROM {} AS b").format(
                 new, place, call, old
             )
 
-        white = _on_shards(
+        white = on_shards(
             self.session,
             _shards_of(self.session, self.packed.blocks),
             into,
@@ -687,7 +758,7 @@ class ShardedBlocks(Blocks):
             options,
             sql.SQL("(SELECT w.matrix FROM {} AS w)").format(sent),
         )
-        return PackedRows(into.table, self.session.fetch_one(white.query, white.parameters())[0])
+        return PackedRows(into.table, white.run(self.session))
 
     def repack(self) -> None:
         """Put the rows of each shard in a fresh random order of their own, if they have one."""
@@ -695,7 +766,7 @@ class ShardedBlocks(Blocks):
             raise ValueError("rows that are packed on the workers to be summed have no order")
         over, into = self.distribution.shards, _shards_of(self.session, self.packed.blocks)
         packing = _packing(self.session, self.source, over, into, ordered=True, again=True)
-        n_blocks = self.session.fetch_one(packing.query, packing.parameters())[0]
+        n_blocks = packing.run(self.session)
         self.packed = replace(self.packed, n_blocks=n_blocks)
 
     def states(self) -> Shards:
@@ -703,7 +774,7 @@ class ShardedBlocks(Blocks):
         table = sql.Identifier(_SCHEMA, f"state_{secrets.token_hex(8)}")
         columns = sql.SQL("(key, shard, pass, state, blocks)")
         values = sql.SQL("0, 0, NULL::dpml.epoch, 0::pg_catalog.int8")
-        shards = _table_beside(self.session, self.source, self.distribution, table, columns, values, None)
+        shards = table_beside(self.session, self.source, self.distribution, table, columns, values, None)
         self.tables.append(table)
         return shards
 
@@ -742,8 +813,8 @@ class ShardedBlocks(Blocks):
             "own": json_parameter(own),
         }
         over = _shards_of(self.session, self.packed.blocks)
-        taken = _on_shards(self.session, over, states, statement, parameters)
-        self.session.fetch_one(taken.query, taken.parameters())
+        taken = on_shards(self.session, over, states, statement, parameters)
+        taken.run(self.session)
         found = self.session.fetch(
             sql.SQL("SELECT s.shard, (s.state).rows, s.blocks FROM {} AS s WHERE s.pass = %(pass)s").format(
                 states.table

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pg_dpml.blocks.distributed import gathered
+from pg_dpml.blocks.distributed import use_one_snapshot
+from pg_dpml.blocks.portions import source_of_portions
 from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import Source, resolve
 from pg_dpml.database.database import Database
@@ -232,6 +233,7 @@ def compare(
     privacies = [PrivacySpec(epsilon, delta, relation) for epsilon in epsilons]
     privacies.sort(key=lambda privacy: privacy.epsilon)
     with Database(database, insecure=insecure).session("REPEATABLE READ") as session:
+        use_one_snapshot(session)
         resolved = resolve(session, data)
         n_units = count_units(session, resolved)
         n_test = n_units // TEST_SHARE
@@ -347,11 +349,10 @@ def _measure_splits(
     """
     try:
         with owner_stamp(not public):
-            # Citus cannot plan what counts labels.
-            here = gathered(session, source, always=True)
-            majority = _measure_each_split(
-                session, here, n_test, runs, splits, progress or (lambda phase, done, total: None)
-            )
+            needs_order = any(plan.needs_order for plan in map(_plan_of, runs) if plan is not None)
+            here = source_of_portions(session, source, needs_order=needs_order)
+            report = progress or (lambda phase, done, total: None)
+            majority = _measure_each(session, here, n_test, runs, splits, report, needs_order=needs_order)
             # Last, so that no frame of a failure holds values of rows.
             with session.owners_path():
                 left_out = count_left_out(session, here)
@@ -367,8 +368,15 @@ def _measure_splits(
     raise failure  # outside the except block: the error is no part of this one
 
 
-def _measure_each_split(
-    session: Session, source: Source, n_test: int, runs: Sequence[_Run], splits: int, report: Progress
+def _measure_each(
+    session: Session,
+    source: Source,
+    n_test: int,
+    runs: Sequence[_Run],
+    splits: int,
+    report: Progress,
+    *,
+    needs_order: bool,
 ) -> tuple[ComparisonEntry, ...]:
     planned = [(run, run.decided.plan) for run in runs if run.decided.plan is not None]
     changes = {plan.encoder_change: plan.problem for _, plan in planned}
@@ -377,7 +385,7 @@ def _measure_each_split(
         with session.discarded():
             # rows that are encoded in another way are dealt out once more
             split = {
-                change: Split(session, source.changed(change), problem, n_test)
+                change: Split(session, source.changed(change), problem, n_test, needs_order=needs_order)
                 for change, problem in changes.items()
             }
             majority += next(iter(split.values())).majority()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.portions import pack_portions
 from pg_dpml.blocks.query import count_units, from_clause
 from pg_dpml.blocks.source import Source, resolve
@@ -89,16 +88,17 @@ def score_on_public_rows(
     source = source.changed(plans[0].encoder_change)
     report("pack", 0, 1)
     start_run(session)
-    trained, scored = pack_portions(session, source, (n_trained, n_scored))
+    trained, scored = pack_portions(
+        session, source, (n_trained, n_scored), needs_order=any(plan.needs_order for plan in plans)
+    )
     report("pack", 1, 1)
     results: list[Result] = []
     for plan in plans:
         with session.discarded():  # the rows stay as they are for the next candidate
-            results.append(run_method(Job(Blocks(session, source, trained), plan, report)))
+            results.append(run_method(Job(replace(trained), plan, report)))
         report("candidate", len(results), len(plans))
-    session.execute(sql.SQL("DROP TABLE {}").format(trained.blocks))
-    blocks = Blocks(session, source, scored)
-    errors = scoring.errors(blocks, plans[0].problem, results)
-    blocks.drop()
+    trained.drop()
+    errors = scoring.errors(scored, plans[0].problem, results)
+    scored.drop()
     table = f"{source.table.schema}.{source.table.name}"
     return PublicScores(table, n_trained, n_scored, tuple(errors), left_out)

@@ -7,9 +7,9 @@ The figures are exact and not private; `compare` states who may see them.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from pg_dpml.blocks.blocks import Blocks
-from pg_dpml.blocks.packing import PackedRows
 from pg_dpml.blocks.portions import pack_portions
 from pg_dpml.blocks.source import Source
 from pg_dpml.database.session import Session, sql
@@ -35,6 +35,8 @@ class Split:
         Its n_units is the size of the portion to train on.
     n_test : int
         Units of the other portion.
+    needs_order : bool
+        Whether a method that is measured takes rows in a random order.
 
     Raises
     ------
@@ -42,11 +44,14 @@ class Split:
         If the other portion has no figure.
     """
 
-    def __init__(self, session: Session, source: Source, problem: Problem, n_test: int) -> None:
+    def __init__(
+        self, session: Session, source: Source, problem: Problem, n_test: int, *, needs_order: bool
+    ) -> None:
         self.session = session
         self.source = source
         self.problem = problem
-        self.trained, self.tested = pack_portions(session, source, (problem.n_units, n_test))
+        sizes = (problem.n_units, n_test)
+        self.trained, self.tested = pack_portions(session, source, sizes, needs_order=needs_order)
         self.n_labels, self.spread = self._labels()
 
     def _labels(self) -> tuple[int, float]:
@@ -70,19 +75,19 @@ class Split:
         most_frequent = max(sorted(trained), key=lambda y: trained[y], default=0.0)
         return [tested.get(most_frequent, 0) / self.n_labels]
 
-    def _classes(self, packed: PackedRows) -> dict[float, int]:
+    def _classes(self, portion: Blocks) -> dict[float, int]:
         """Number of rows of every class that has rows."""
         counts = sql.SQL("u.y, pg_catalog.count(*)")
-        return dict(self.session.fetch(_labelled(counts, packed) + sql.SQL("GROUP BY u.y")))
+        return dict(self.session.fetch(_labelled(counts, portion) + sql.SQL("GROUP BY u.y")))
 
     def measure(self, plan: Plan) -> tuple[float, int | None, float]:
         """Train and measure a model: its figure, passes and seconds. The portions are unchanged."""
         with self.session.discarded():
             started = time.monotonic()
-            result = run_method(Job(Blocks(self.session, self.source, self.trained), plan, _ignore))
+            # Copies, since they have the work tables of this model.
+            result = run_method(Job(replace(self.trained), plan, _ignore))
             seconds = time.monotonic() - started
-            tested = Blocks(self.session, self.source, self.tested)
-            (errors,) = scoring.errors(tested, self.problem, [result])
+            (errors,) = scoring.errors(replace(self.tested), self.problem, [result])
         if self.problem.task == "regression":
             value = 1.0 - float(scoring.LARGEST_SQUARED_ERROR * errors / self.spread)
         else:
@@ -90,12 +95,12 @@ class Split:
         return value, result.passes, seconds
 
 
-def _labelled(select: sql.SQL, packed: PackedRows) -> sql.Composed:
+def _labelled(select: sql.SQL, portion: Blocks) -> sql.Composed:
     """Query of the packed rows u with a declared label; the others are zero rows with label 0."""
     return sql.SQL(
         "SELECT {} FROM {} AS b, dpml.unpack(b.block) AS u (x, y) "
         "WHERE (u.y <> 0 OR 0::pg_catalog.float4 <> ANY (u.x)) "
-    ).format(select, packed.blocks)
+    ).format(select, portion.packed.blocks)
 
 
 def _ignore(phase: str, done: int, total: int) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pg_dpml.blocks.blocks import Blocks
 from pg_dpml.blocks.distributed import place_of_portions, use_one_snapshot
-from pg_dpml.blocks.portions import equal_sizes, pack_portions
+from pg_dpml.blocks.portions import equal_sizes, pack_portions, require_portions
 from pg_dpml.blocks.preparing import require_runnable
 from pg_dpml.blocks.query import count_units
 from pg_dpml.blocks.source import Source, resolve
@@ -89,6 +88,11 @@ class _Tuning:
     guarantee: Guarantee
     epsilon: float
     spread: Fraction
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether a candidate takes its rows in a random order."""
+        return any(plan.needs_order for plan in self.plans)
 
 
 def tune(
@@ -208,8 +212,6 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     plans = plan_candidates(
         source, sizes[:-1], data, replace(privacy, delta=privacy.delta_for(n_units)), grid
     )
-    place = place_of_portions(session, source)
-    plans = tuple(replace(plan, place=place) for plan in plans)
     for plan in plans:
         plan.require_room(session, source)
     if sum(plan.problem.n_weights for plan in plans) > MOST_SCORED:
@@ -220,7 +222,7 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
     guarantees = [plan.guarantee for plan in plans if plan.guarantee is not None]
     assert len(guarantees) == len(plans)  # privacy is not None
     used = sizes[-1] * data.max_rows_per_unit
-    return _Tuning(
+    tuning = _Tuning(
         source=source.changed(plans[0].encoder_change),
         data=data,
         grid=grid,
@@ -234,6 +236,9 @@ def _decide_tuning(session: Session, data: DataSpec, privacy: PrivacySpec, grid:
             data.max_rows_per_unit, privacy.relation, scoring.rounding(data.label.task, used)
         ),
     )
+    require_portions(session, tuning.source, needs_order=tuning.needs_order)
+    place = place_of_portions(session, tuning.source, needs_order=tuning.needs_order)
+    return replace(tuning, plans=tuple(replace(plan, place=place) for plan in plans))
 
 
 def _charge(session: Session, tuning: _Tuning) -> charging.Charged:
@@ -271,16 +276,15 @@ def _run(
     """Deal out, train, score and choose, in one transaction, whose end removes the other models."""
     report("pack", 0, 1)
     start_run(session)
-    *portions, scored = pack_portions(session, tuning.source, tuning.sizes)
+    *portions, scored = pack_portions(session, tuning.source, tuning.sizes, needs_order=tuning.needs_order)
     report("pack", 1, 1)
     results: list[Result] = []
     for plan, portion in zip(tuning.plans, portions, strict=True):
-        results.append(run_method(Job(Blocks(session, tuning.source, portion), plan, report)))
+        results.append(run_method(Job(portion, plan, report)))
         report("candidate", len(results), len(tuning.plans))
-    blocks = Blocks(session, tuning.source, scored)
-    errors = scoring.errors(blocks, tuning.plans[0].problem, results)
+    errors = scoring.errors(scored, tuning.plans[0].problem, results)
     chosen = selection.choose(errors, tuning.spread, tuning.epsilon)
-    blocks.drop()
+    scored.drop()
     plan = replace(tuning.plans[chosen], guarantee=tuning.guarantee)
     record = tuning_record(tuning.grid, chosen) | {"n_units": tuning.n_units, "portions": list(tuning.sizes)}
     model = released_model(
@@ -299,6 +303,7 @@ def _tune_on_public_rows(
     report: Progress,
 ) -> TuneResult:
     with database.session("REPEATABLE READ") as session:
+        use_one_snapshot(session)
         source = resolve(session, data)
         n_units = count_units(session, source)
         if privacy is not None:
