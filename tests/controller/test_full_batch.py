@@ -139,9 +139,9 @@ def test_the_recipe_on_adult() -> None:
         (Problem(30_000, 400, 1, "binary"), 1.0, 1.0, 0.269),
         (Problem(30_000, 400, 1, "binary"), 0.1, 4.0, 2.0),
         (Problem(30_000, 1600, 1, "binary"), 1.0, 4.0, 2.0),
-        (Problem(30_000, 1600, 1, "binary"), 5.0, 1.0, 0.254),
+        (Problem(30_000, 1600, 1, "binary"), 5.0, 1.0, 0.280),
         (Problem(60_000, 785, 10, "multiclass"), 1.0, 2.8, 1.301),
-        (Problem(60_000, 785, 1, "binary"), 1.0, 1.0, 0.254),
+        (Problem(60_000, 785, 1, "binary"), 1.0, 1.0, 0.276),
         (Problem(26_048, 150, 1, "binary"), 0.1, 1.0, 0.281),
         (Problem(464_809, 185, 7, "multiclass"), 0.1, 1.0, 0.329),
         (Problem(464_809, 185, 7, "multiclass"), 1.0, 1.0, 0.985),
@@ -181,7 +181,9 @@ def test_momentum_rises_where_the_length_needs_it() -> None:
         assert parts(descend(small, passes=passes))[0].most_momentum == most
 
 
-def test_many_rows_take_fewer_steps() -> None:
+def test_many_values_take_fewer_steps() -> None:
+    """From 20 million on: 363,637 rows of 55 features."""
+
     def steps(n_units: int, epsilon: float, passes: int | None = None) -> tuple[int, float]:
         problem = dataclasses.replace(COVERTYPE, n_units=n_units)
         work = parts(descend(problem, PrivacySpec(epsilon, 1e-11), passes=passes))[0]
@@ -190,10 +192,10 @@ def test_many_rows_take_fewer_steps() -> None:
         assert work.tau <= longest * (1 + 1e-9)
         return work.steps, most
 
-    assert steps(199_999, 1.0) == (60, 0.9)
-    assert steps(200_000, 1.0) == (20, 0.75)
-    assert steps(200_000, 0.01) == (10, 0.5)
-    assert steps(200_000, 1.0, passes=60) == (60, 0.9)
+    assert steps(363_636, 1.0) == (60, 0.9)
+    assert steps(363_637, 1.0) == (20, 0.75)
+    assert steps(363_637, 0.003) == (10, 0.5)
+    assert steps(363_637, 1.0, passes=60) == (60, 0.9)
 
 
 @pytest.mark.parametrize(("loss", "widest"), [("logistic", 1.0), ("squared", 2.0), ("softmax", math.sqrt(2))])

@@ -85,7 +85,13 @@ PLANTED = [
         "(const uint32_t *) (record + 5)",
         "misaligned",
     ),
-    ("block", "kernels/gram.c", "j < b + GRAM_COLUMNS && j < n", "j < b + GRAM_COLUMNS", "heap-buffer-overflow"),
+    (
+        "block",
+        "kernels/gram.c",
+        "j < b + GRAM_COLUMNS && j < n",
+        "j < b + GRAM_COLUMNS",
+        "heap-buffer-overflow",
+    ),
     (
         "block",
         "kernels/score.c",

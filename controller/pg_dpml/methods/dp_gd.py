@@ -375,7 +375,11 @@ def _descend(
     momentum, step_size = pace
 
     def folded(weights: FloatArray) -> FloatArray:
-        return weights if matrix is None else weights @ matrix
+        if matrix is None:
+            return weights
+        # Not by BLAS, whose threads then keep processors busy that the workers of the next pass need.
+        product: FloatArray = np.einsum("kd,de->ke", weights, matrix)
+        return product
 
     weights, velocity, mean = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     first = descent.average_from or descent.steps

@@ -77,9 +77,12 @@ WHITENED_STEP_BUDGET = 200.0
 """n mu that is worth one more step."""
 FEW_VALUES = 2_000_000
 """Rows times features up to which a pass takes so little time that all steps are taken."""
-MANY_ROWS = 200_000
-MANY_ROWS_STEPS = 20
-"""From MANY_ROWS on a pass takes so long that fewer steps are the better bargain."""
+MANY_VALUES = 20_000_000
+MANY_VALUES_STEPS = 20
+"""From MANY_VALUES rows times features on a pass takes so long that fewer steps are the better bargain.
+
+On 30,000 rows of 1,600 features 20 steps gained 0.2 to 0.3 points over 28 at epsilon 1, and differed from 60
+at epsilon 5 by less than the noise, whether their eigenvalues are alike or fall as 1/i."""
 WHITENED_MOMENTUM = 0.5
 LEAST_REACH = 4.0
 """Steps times 1 - momentum, at least: the first steps of a larger momentum are too short."""
@@ -214,9 +217,10 @@ def _ridge(wanted: float, hidden: float) -> float:
 def _steps(n_rows: int, n_features: int, budget: float) -> int:
     """How many steps, by public numbers; budget is n mu/m."""
     fewest, most = WHITENED_STEPS
-    if n_rows * n_features <= FEW_VALUES:
+    n_values = n_rows * n_features
+    if n_values <= FEW_VALUES:
         return most
     return min(
         max(math.ceil(budget / WHITENED_STEP_BUDGET), fewest),
-        MANY_ROWS_STEPS if n_rows >= MANY_ROWS else most,
+        MANY_VALUES_STEPS if n_values >= MANY_VALUES else most,
     )
