@@ -21,7 +21,10 @@ _SPEC = DataSpec("wide", Label("y", positive="true"), (Column("x", length=FEATUR
 
 
 def auto_distributed(n_rows: int, runs: int, settings: Mapping[str, str]) -> tuple[list[float], list[float]]:
-    """Seconds of `auto` on two workers and on one server, in turns, the first run of each left out."""
+    """Seconds of `auto` on two workers and on one server, in turns, the first run of each left out.
+
+    The workers have no parallel workers of their own: two processes scan on both sides.
+    """
     asked = {**settings, "max_parallel_workers_per_gather": str(WORKERS), "shared_buffers": "1GB"}
     times: dict[str, list[float]] = {"two": [], "one": []}
     with citus.started_servers(asked) as servers:
@@ -31,6 +34,10 @@ def auto_distributed(n_rows: int, runs: int, settings: Mapping[str, str]) -> tup
             connection.execute("CREATE DATABASE one")
         with psycopg.connect(one.dsn, autocommit=True) as connection:
             connection.execute("CREATE EXTENSION pg_dpml")
+        for worker in two.workers:
+            with psycopg.connect(worker.dsn, autocommit=True) as connection:
+                connection.execute("ALTER SYSTEM SET max_parallel_workers_per_gather = 0")
+                connection.execute("SELECT pg_reload_conf()")
         for cluster in (two, one):
             _load(cluster, n_rows)
         for run in range(runs + 1):
