@@ -149,13 +149,13 @@ def test_one_order_of_many_small_batches_needs_more_noise_than_poisson_batches()
 
 @pytest.mark.long
 def test_within_two_percent_of_the_upper_bounds_of_pld_accounting() -> None:
-    """On 144 settings, `add_remove`, by PLD-accounting 2.0 (Feldman & Shenfeld 2026) in pld_accounting.csv.
+    """On 218 settings, `add_remove`, by PLD-accounting 2.0 (Feldman & Shenfeld 2026) in pld_accounting.csv.
 
     Its gaussian_allocation_epsilon_configurable, with losses 2 % of epsilon apart and tails of delta/1000.
     """
     with Path(__file__).with_name("pld_accounting.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 144
+    assert len(rows) == 218
     for row in rows:
         found = allocated_gaussian_epsilon(
             float(row["multiplier"]), int(row["batches"]), int(row["passes"]), float(row["delta"]), ZERO
