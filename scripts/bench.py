@@ -527,12 +527,10 @@ def is_met(result: Result, goals: Mapping[str, float]) -> bool:
 def cells(result: Result, goals: Mapping[str, float]) -> tuple[str, ...]:
     """Name, value, goal, whether it is met, and the seconds of both sides."""
     sign = ">=" if result.name in AT_LEAST else "<="
-    other = "" if result.other_s is None else f"{result.other_s:.4f} s"
+    goal = f"{sign} {goals[result.name]:g}"
     met = "ok" if is_met(result, goals) else "MISSED"
-    return (
-        *(result.name, f"{result.value:.4g}", f"{sign} {goals[result.name]:g}", met),
-        *(f"{result.ours_s:.4f} s", other),
-    )
+    other = "" if result.other_s is None else f"{result.other_s:.4f} s"
+    return result.name, f"{result.value:.4g}", goal, met, f"{result.ours_s:.4f} s", other
 
 
 def report(results: Sequence[Result], goals: Mapping[str, float], *, as_json: bool) -> bool:
