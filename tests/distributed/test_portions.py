@@ -16,7 +16,7 @@ from scipy import stats
 
 from citus import Cluster
 from helpers import replay
-from helpers.points import LABELS, PRIVACY, N, spec
+from helpers.points import LABELS, PRIVACY, N, spec, table_like_points
 from pg_dpml import Column, DataSpec, Grid, PrivacySpec, RunFailedError, SpecError, TrainSpec, compare, tune
 from pg_dpml.blocks import distributed
 from pg_dpml.blocks.portions import equal_sizes, pack_portions
@@ -275,20 +275,13 @@ def test_a_public_table_may_be_distributed(two: Cluster) -> None:
 @pytest.fixture(scope="module")
 def odd(one: Cluster, two: Cluster) -> Iterator[str]:
     """Points of which some have no declared label."""
-    for cluster in (one, two):
-        with psycopg.connect(cluster.dsn, autocommit=True) as connection:
-            connection.execute("CREATE TABLE odd (LIKE points)")
-            if cluster.workers:
-                connection.execute("SELECT create_distributed_table('odd', 'id')")
-            connection.execute(
-                "INSERT INTO odd SELECT id, person, x, CASE WHEN id % 9 > 0 THEN yes END, "
-                "CASE id % 10 WHEN 0 THEN 'd' WHEN 1 THEN NULL WHEN 2 THEN 'D' ELSE replace(kind, 'c', 'a') "
-                "END, CASE id % 8 WHEN 0 THEN 'NaN' WHEN 1 THEN NULL ELSE number END FROM points"
-            )
-    yield "odd"
-    for cluster in (one, two):
-        with psycopg.connect(cluster.dsn, autocommit=True) as connection:
-            connection.execute("DROP TABLE odd")
+    select = (
+        "id, person, x, CASE WHEN id % 9 > 0 THEN yes END, "
+        "CASE id % 10 WHEN 0 THEN 'd' WHEN 1 THEN NULL WHEN 2 THEN 'D' ELSE replace(kind, 'c', 'a') END, "
+        "CASE id % 8 WHEN 0 THEN 'NaN' WHEN 1 THEN NULL ELSE number END"
+    )
+    with table_like_points((one, two), "odd", "", select) as name:
+        yield name
 
 
 @pytest.mark.parametrize("task", LABELS)

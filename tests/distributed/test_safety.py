@@ -22,7 +22,7 @@ from psycopg import conninfo, sql
 from typer.testing import CliRunner
 
 from citus import Cluster
-from helpers.points import PRIVACY
+from helpers.points import PRIVACY, table_like_points
 from pg_dpml import (
     Column,
     DataSpec,
@@ -143,19 +143,11 @@ def test_no_worker_takes_a_closer_match_in_the_search_path(two: Cluster, victim:
 @pytest.fixture(scope="module")
 def times(one: Cluster, two: Cluster) -> Iterator[str]:
     """The points, each with a time and a date that is written in two orders."""
-    for cluster in (one, two):
-        with psycopg.connect(cluster.dsn, autocommit=True) as connection:
-            connection.execute("CREATE TABLE times (LIKE points, at timestamptz, day date)")
-            if cluster.workers:
-                connection.execute("SELECT create_distributed_table('times', 'id')")
-            connection.execute(
-                "INSERT INTO times SELECT *, '2024-01-01 00:00+00'::timestamptz + id * interval '1 minute', "
-                "'2024-01-01'::date + (id % 50)::int FROM points"
-            )
-    yield "times"
-    for cluster in (one, two):
-        with psycopg.connect(cluster.dsn, autocommit=True) as connection:
-            connection.execute("DROP TABLE times")
+    at = "'2024-01-01 00:00+00'::timestamptz + id * interval '1 minute'"
+    day = "'2024-01-01'::date + (id % 50)::int"
+    select = f"*, {at}, {day}"
+    with table_like_points((one, two), "times", ", at timestamptz, day date", select) as name:
+        yield name
 
 
 @pytest.mark.parametrize(
